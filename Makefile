@@ -1,0 +1,77 @@
+# Every target sets up what it needs in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
+#   make demo      install the core, train a small Chinese-English translator, translate with it
+#   make test      install the development tools, check style, types and imports, run all tests
+# Other interpreters and more processes: make test PYTHON=python3.12 JOBS=8
+
+PYTHON ?= python3
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CORE := $(VENV)/.core-installed
+DEV := $(VENV)/.dev-installed
+ENVIRONMENT := $(VENV)/pyvenv.cfg
+
+# An environment whose interpreter is gone (the system's Python was upgraded) is made anew.
+$(shell test -x $(BIN)/python || rm -f $(ENVIRONMENT))
+
+.PHONY: help demo test check lint format types contracts clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(CORE)
+	$(BIN)/transduce demo
+
+# One thread a process: two processes with a thread pool each would wait for one another.
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+check: lint types contracts
+
+lint: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(DEV)
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+types: $(DEV)
+	$(BIN)/mypy
+
+contracts: $(DEV)
+	$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The build backend comes from the constraints too, hence no isolated build environment.
+$(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt hatchling editables
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Some systems ship a Python without ensurepip, which puts pip inside a new environment: their own pip does it then.
+$(ENVIRONMENT):
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "$(PYTHON) was not found: install Python 3.11 or newer, or name one with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but 3.11 or newer is needed: name one with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import venv' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module: install the system's package for it (python3-venv on Debian)." >&2; exit 2; }
+	@rm -rf $(VENV)
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	    $(PYTHON) -m venv $(VENV); \
+	  elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+	    $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; \
+	  else \
+	    echo "$(PYTHON) has neither ensurepip nor pip: install one (python3-venv or python3-pip on Debian)." >&2; exit 2; \
+	  fi

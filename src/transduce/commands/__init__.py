@@ -1,0 +1,1 @@
+"""The verbs of the command line: thin, each calls one function."""

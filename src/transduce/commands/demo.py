@@ -1,0 +1,27 @@
+"""`transduce demo`."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from transduce.tasks.demo import STEPS, demo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.add_argument("--out", default="models/demo", metavar="DIR", help="the run's folder")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of training")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of training")
+    parser.add_argument("--again", action="store_true", help="remove an earlier demonstration in DIR and train anew")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, shows, and ends with the share of held-out sentences that came out exactly right."""
+    if options.again:
+        shutil.rmtree(Path(options.out), ignore_errors=True)
+    result = demo(options.out, seed=options.seed, steps=options.steps, device=options.device, threads=options.threads)
+    sys.stdout.write(f"\n{result}\n")
+    return 0

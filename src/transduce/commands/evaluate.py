@@ -1,0 +1,58 @@
+"""`transduce evaluate MODEL --source F --reference F`."""
+
+import argparse
+import sys
+import time
+
+from transduce.commands.options import (
+    add_computing,
+    add_scoring,
+    add_search,
+    load_translator,
+    search_arguments,
+    write_report,
+)
+from transduce.evaluation.scores import score
+from transduce.text.files import read_lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.add_argument("model", help="a model folder")
+    parser.add_argument("--source", required=True, metavar="FILE", help="the test set's source sentences, one a line")
+    parser.add_argument("--reference", required=True, metavar="FILE", help="their translations by people, one a line")
+    parser.add_argument("--output", metavar="FILE", help="write the model's translations here")
+    parser.add_argument("--json", metavar="PATH", help="write the scores as JSON; - for standard output")
+    add_scoring(parser)
+    add_search(parser)
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Translates the source, scores the result, prints both scores with their signatures."""
+    translator = load_translator(options.model, options)
+    sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
+    started_at = time.monotonic()
+    search = search_arguments(options)
+    hypotheses = [translation.text for translation in translator(sources, **search)]
+    elapsed_seconds = time.monotonic() - started_at
+    if options.output:
+        write_lines(options.output, hypotheses)
+    report = score(
+        hypotheses,
+        references,
+        target_language=translator.target_language,
+        tokenize=options.tokenize,
+        lowercase=options.lowercase,
+        decoding={name: value for name, value in search.items() if value is not None}
+        | {"precision": translator.precision},
+    )
+    write_report(report, options.json)
+    sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")
+    return 0
+
+
+def write_lines(path: str, lines: list[str]) -> None:
+    """Writes lines as UTF-8, whatever the locale says."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(line + "\n" for line in lines)

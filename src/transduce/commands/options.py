@@ -1,0 +1,78 @@
+"""Options that several verbs share."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.durable import write_file
+from transduce.runtime.translator import Translator, load
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """Where and how to compute: --device, --threads, --precision."""
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said"
+    )
+    parser.add_argument(
+        "--precision",
+        default="auto",
+        choices=("auto", "fp32", "bf16"),
+        help="auto: bf16 where the hardware multiplies it faster",
+    )
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """How to search: --beam-size, --length-penalty, --max-length."""
+    parser.add_argument(
+        "--beam-size", type=int, default=4, metavar="N", help="hypotheses kept at each step; 1 is greedy"
+    )
+    parser.add_argument(
+        "--length-penalty", type=float, default=0.6, metavar="ALPHA", help="greater favours longer output"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="at most so many new pieces; source pieces + 50 where nothing is said",
+    )
+
+
+def add_scoring(parser: argparse.ArgumentParser) -> None:
+    """How to score: --tokenize, --lowercase."""
+    parser.add_argument(
+        "--tokenize",
+        metavar="NAME",
+        help="sacreBLEU's tokenizer; the one that fits the target language where nothing is said",
+    )
+    parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
+
+
+def load_translator(folder: str, options: argparse.Namespace) -> Translator:
+    """The model of a folder, by the options of `add_computing`."""
+    return load(folder, precision=options.precision, device=options.device, threads=options.threads)
+
+
+def search_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_search`, as a translator takes them."""
+    return {
+        "beam_size": options.beam_size,
+        "length_penalty": options.length_penalty,
+        "max_length": options.max_length,
+    }
+
+
+def write_report(report: msgspec.Struct, json_path: str | None) -> None:
+    """Prints a report for people, and writes it as JSON where a path is given; `-` is standard output."""
+    content = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
+    if json_path == "-":
+        sys.stdout.buffer.write(content.encode())
+        sys.stdout.buffer.flush()
+        return
+    if json_path is not None:
+        write_file(Path(json_path), content.encode())
+    sys.stdout.buffer.write(f"{report}\n".encode())
+    sys.stdout.buffer.flush()

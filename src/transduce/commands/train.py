@@ -1,0 +1,96 @@
+"""`transduce train --source F… --target F… --out DIR`, or `transduce train settings.toml`."""
+
+import argparse
+from pathlib import Path
+
+from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.settings import read_settings
+from transduce.tasks.train import put_setting
+from transduce.training.choices import PRESETS
+
+# Options that are settings, by the setting's name.
+_SETTINGS = {
+    "source": "data.source",
+    "target": "data.target",
+    "dev_source": "data.dev_source",
+    "dev_target": "data.dev_target",
+    "languages": "data.languages",
+    "preset": "preset",
+    "steps": "training.steps",
+    "minutes": "training.minutes",
+    "seed": "training.seed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.formatter_class = argparse.HelpFormatter
+    add = parser.add_argument
+    add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings; options below change it")
+    add(
+        "--source",
+        nargs="+",
+        metavar="FILE",
+        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl",
+    )
+    add("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    add(
+        "--dev-source",
+        nargs="+",
+        metavar="FILE",
+        help="the dev set; a part of the training pairs where there is none",
+    )
+    add("--dev-target", nargs="+", metavar="FILE", help="the dev set's target side")
+    add(
+        "--languages",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="language codes; the files' suffixes where nothing is said",
+    )
+    add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
+    add(
+        "--preset",
+        metavar="NAME",
+        help=f"size of the model: {', '.join(PRESETS)}; chosen by the number of pairs where nothing is said",
+    )
+    add("--steps", type=int, metavar="N", help="parameter updates in all, also when resumed")
+    add("--minutes", type=float, metavar="M", help="training time, in place of --steps")
+    add("--seed", type=int, metavar="N", help="all random numbers follow from it (1)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, such as training.steps=2000",
+    )
+    add("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    add("--dry-run", action="store_true", help="print all choices with their reasons, and train nothing")
+    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
+    add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
+    add(
+        "--precision",
+        choices=("auto", "fp32", "bf16"),
+        default="auto",
+        help="auto: bf16 where the hardware multiplies it faster",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, and returns 0; 130 or 143 where Ctrl-C or SIGTERM ended the run after it was saved."""
+    content = read_settings(Path(options.settings) if options.settings else None, options.set)
+    for option, name in _SETTINGS.items():
+        value = getattr(options, option)
+        if value is not None:
+            put_setting(content, name, value)
+    if options.precision != "auto":
+        put_setting(content, "training.precision", options.precision)
+    request = RunRequest(
+        settings=content,
+        out=Path(options.out),
+        resume=options.resume,
+        dry_run=options.dry_run,
+        device=options.device,
+        threads=options.threads,
+    )
+    result = train_run(request)
+    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0

@@ -1,0 +1,94 @@
+"""`transduce translate MODEL < in.txt > out.txt`."""
+
+import argparse
+import io
+import sys
+from collections.abc import Iterable, Iterator
+
+from transduce.commands.options import add_computing, add_search, load_translator, search_arguments
+from transduce.runtime.translator import Translator
+from transduce.text.files import read_lines
+
+_LINES_AT_ONCE = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.add_argument("model", help="a model folder")
+    parser.add_argument("file", nargs="?", help="text, a sentence a line; standard input where nothing is said")
+    parser.add_argument(
+        "--n-best",
+        type=int,
+        default=1,
+        metavar="N",
+        help="alternatives; more than 1 prints `number ||| text ||| score`",
+    )
+    add_search(parser)
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """One line out for each line in; a prompt on a terminal."""
+    translator = load_translator(options.model, options)
+    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
+    try:
+        if options.file is None and sys.stdin.isatty():
+            prompt(translator, output, options)
+        else:
+            lines = read_lines(options.file) if options.file else stdin_lines()
+            translate_lines(translator, lines, output, options)
+        output.flush()
+    finally:
+        output.detach()
+    return 0
+
+
+def stdin_lines() -> Iterator[str]:
+    """Lines of standard input, as read_lines reads a file."""
+    for line in sys.stdin.buffer:
+        yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
+
+
+def translate_lines(
+    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, options: argparse.Namespace
+) -> None:
+    """Translates in portions, so that output follows input closely and memory stays flat."""
+    number = 0
+    for portion in portions(lines, _LINES_AT_ONCE):
+        found = translator(portion, n_best=options.n_best, **search_arguments(options))
+        for translation in found:
+            if options.n_best == 1:
+                output.write(translation.text + "\n")
+            else:
+                for alternative in translation.alternatives:
+                    output.write(f"{number} ||| {alternative.text} ||| {alternative.score:.4f}\n")
+            number += 1
+        output.flush()
+
+
+def portions(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of at most `size` lines."""
+    portion: list[str] = []
+    for line in lines:
+        portion.append(line)
+        if len(portion) == size:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def prompt(translator: Translator, output: io.TextIOWrapper, options: argparse.Namespace) -> None:
+    """Reads sentences from a person until the input ends."""
+    languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
+    sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
+    while True:
+        try:
+            sentence = input("> ")
+        except EOFError:
+            return
+        if not sentence.strip():
+            return
+        for alternative in translator(sentence, n_best=options.n_best, **search_arguments(options)).alternatives:
+            output.write(alternative.text + "\n")
+        output.flush()

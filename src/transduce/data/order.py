@@ -1,0 +1,75 @@
+"""In which order pairs are seen: pure functions of lengths, seed, epoch and block.
+
+A corpus is cut into chunks of consecutive pairs, and the seed deals the chunks into blocks, once for all
+epochs. Inside a block, pairs of like lengths stand together. What changes from epoch to epoch is the order of
+the blocks, the order of the batches in a block, and which of two pairs of equal lengths comes first.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK_PAIRS = 256
+BLOCK_PAIRS = 65_536
+_CHUNKS = 1  # keeps this random order apart from the others
+
+Indices = NDArray[np.int64]
+Lengths = NDArray[np.int32]
+
+
+def permutation(size: int, *key: int) -> Indices:
+    """A random order of ``range(size)`` that depends on the key only.
+
+    Sorted raw bits of a counter-based generator (Philox), whose stream numpy keeps the same in all versions.
+    """
+    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
+    return np.argsort(bits, kind="stable")
+
+
+class Blocks:
+    """The corpus's pairs dealt into blocks of about ``BLOCK_PAIRS``; a small corpus is one block."""
+
+    def __init__(self, pairs: int, seed: int) -> None:
+        chunks = -(-pairs // CHUNK_PAIRS)
+        self.pairs = pairs
+        self.count = max(1, round(pairs / BLOCK_PAIRS))
+        self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
+
+    def runs(self, block: int) -> list[tuple[int, int]]:
+        """The block's pairs as runs (start, stop) of consecutive pairs, in ascending order."""
+        chunks = np.sort(self._chunks[block])
+        breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
+        return [
+            (int(run[0]) * CHUNK_PAIRS, min(int(run[-1] + 1) * CHUNK_PAIRS, self.pairs))
+            for run in np.split(chunks, breaks)
+        ]
+
+
+def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices) -> Indices:
+    """Positions of the pairs so that neighbours have like lengths; equals stand in the order of ``ties``.
+
+    Pairs stand by the length of their longer side. Among those of one such length the way leads from a long
+    source and a short target, over equal sides, to a short source and a long target; among those of the next
+    it leads back. So no two neighbours differ by much, and a batch that spans two lengths has little padding
+    either.
+    """
+    longer = np.maximum(source_lengths, target_lengths)
+    difference = target_lengths - source_lengths
+    return np.lexsort((ties, np.where(longer % 2 == 0, difference, -difference), longer))
+
+
+def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: int, max_padded_tokens: int) -> Indices:
+    """Where batches begin and the last one ends, for pairs in the order of their lengths: (batches + 1,).
+
+    Each batch is the longest run with at most ``batch_tokens`` target tokens, and at most
+    ``max_padded_tokens`` a side with padding; a pair that exceeds them alone is a batch.
+    """
+    target_before = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))
+    starts = [0]
+    while starts[-1] < len(target_lengths):
+        start = starts[-1]
+        stop = int(np.searchsorted(target_before, target_before[start] + batch_tokens, side="right")) - 1
+        for lengths in (source_lengths[start:stop], target_lengths[start:stop]):
+            padded = np.maximum.accumulate(lengths.astype(np.int64)) * np.arange(1, len(lengths) + 1)
+            stop = min(stop, start + int(np.searchsorted(padded, max_padded_tokens, side="right")))
+        starts.append(max(stop, start + 1))
+    return np.array(starts, dtype=np.int64)

@@ -1,0 +1,40 @@
+"""Files that survive a crash: written under another name, flushed to the disk, renamed."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes or replaces a file atomically."""
+    partial = path.with_name(f".partial-{path.name}")
+    partial.write_bytes(content)
+    replace_file(partial, path)
+
+
+def replace_file(partial: Path, path: Path) -> None:
+    """Puts a complete file in another's place, for good."""
+    sync_file(partial)
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Has the operating system put a file's content on the disk."""
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """The same for a folder's entries; Windows has no such call and needs none."""
+    if os.name != "nt":
+        sync_file(path)

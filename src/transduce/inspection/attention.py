@@ -1,0 +1,106 @@
+"""What a model attends to while it translates.
+
+Legend: N layers, H heads, S source pieces with the end symbol, T target pieces with the end symbol.
+"""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transduce.model.attention import AttentionTrace
+from transduce.runtime.translator import Translator, pad
+
+Weights = npt.NDArray[np.float32]
+
+
+class AttentionMaps(msgspec.Struct, frozen=True):
+    """Attention weights of every layer and head, for one sentence pair. Each row sums to 1."""
+
+    source_pieces: tuple[str, ...]
+    target_pieces: tuple[str, ...]
+    encoder: Weights
+    """(N, H, S, S): row s is what source piece s attends to."""
+    decoder: Weights
+    """(N, H, T, T): row t is what target pieces before t the model attends to while it predicts piece t."""
+    memory: Weights
+    """(N, H, T, S): row t is what source pieces it attends to while it predicts piece t."""
+
+
+def attention_maps(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
+    """The attention of a model for a sentence and its translation.
+
+    Args:
+        translator: the model and its tokenizer.
+        source: a sentence.
+        target: a translation of it; the model's own where nothing is said.
+    """
+    vocabulary, config = translator.tokenizer, translator.model.config
+    if target is None:
+        target = translator(source).text
+    source_ids = [*vocabulary.source.encode(source), config.eos_id]
+    target_ids = [*vocabulary.target.encode(target), config.eos_id]
+    trace = AttentionTrace()
+    with torch.inference_mode():
+        memory, mask = translator.model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
+        inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
+        translator.model.decode(inputs, memory, mask, trace=trace)
+    return AttentionMaps(
+        source_pieces=tuple(vocabulary.source.pieces(source_ids)),
+        target_pieces=tuple(vocabulary.target.pieces(target_ids)),
+        encoder=_stack(trace.encoder),
+        decoder=_stack(trace.decoder),
+        memory=_stack(trace.memory),
+    )
+
+
+def _stack(layers: list[torch.Tensor]) -> Weights:
+    stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
+    return np.asarray(stacked.cpu().numpy(), dtype=np.float32)
+
+
+class WordAttention(msgspec.Struct, frozen=True):
+    """Attention between words: how much each target word looks at each source word."""
+
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    weights: Weights
+    """(target words, source words)."""
+
+
+def word_attention(maps: AttentionMaps) -> WordAttention:
+    """Attention to the memory from word to word: over a word's source pieces the sum, over its target pieces the mean.
+
+    Layers and heads are averaged by how decided they are: a head that looks everywhere says little.
+    """
+    source_words, source_groups = group_words(maps.source_pieces[:-1])
+    target_words, target_groups = group_words(maps.target_pieces[:-1])
+    mixed = _mix_heads(maps.memory[:, :, :-1, :-1])  # (T - 1, S - 1)
+    by_source = np.stack([mixed[:, group].sum(axis=1) for group in source_groups], axis=1)
+    weights = np.stack([by_source[group].mean(axis=0) for group in target_groups])
+    return WordAttention(source_words, target_words, weights.astype(np.float32))
+
+
+def _mix_heads(memory: Weights) -> Weights:
+    """(N, H, T, S) to (T, S), each head by the square of its mean greatest weight."""
+    decided = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
+    mixed = np.einsum("nh,nhts->ts", decided, memory) / decided.sum()
+    return np.asarray(mixed, dtype=np.float32)
+
+
+def group_words(pieces: tuple[str, ...]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Words and the pieces of each. A word begins at a piece with ▁; text without spaces is its pieces."""
+    unspaced = sum(piece.startswith("▁") for piece in pieces) <= 1 and len(pieces) > 1
+    words: list[str] = []
+    groups: list[list[int]] = []
+    for number, piece in enumerate(pieces):
+        text = piece.removeprefix("▁")
+        if piece.startswith("▁") or unspaced or not words:
+            if not text and unspaced:
+                continue
+            words.append(text)
+            groups.append([number])
+        else:
+            words[-1] += text
+            groups[-1].append(number)
+    return tuple(words), groups

@@ -1,0 +1,1 @@
+"""Tensors to tensors: the Transformer and its bricks, one concept a file."""

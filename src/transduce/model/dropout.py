@@ -1,0 +1,83 @@
+"""Dropout with random bytes (section 5.4; Srivastava et al. 2014).
+
+On a CPU PyTorch draws a random number per element, serially: 12 ms for 4,096 × 512 elements where adding them takes
+0.2. One byte per element is enough. The probability is rounded to a multiple of 1/256, and what is kept is scaled by
+exactly what the rounded probability asks for. The mask is made by integer arithmetic on whole words, because
+conversions from bytes are not vectorised: 1.2 ms in all.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_LOWEST = -(2**63)
+# Per dtype: the integer of the same width, its sign bit, and the bits of 1.0.
+_WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32, 31, 0x3F800000)}
+
+
+def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
+    """Ones where an element is kept and zeros where it is dropped, with x's shape and dtype (float32 or bfloat16)."""
+    word, sign_bit, one = _WORDS[x.dtype]
+    lanes = x.element_size()
+    count = (x.numel() + lanes - 1) // lanes
+    random = torch.empty((count * lanes + 7) // 8, dtype=torch.int64, device=x.device).random_(_LOWEST, None)
+    words = random.view(word)[:count]
+    mask = torch.empty(lanes, count, dtype=word, device=x.device)
+    for lane in range(lanes):
+        torch.bitwise_right_shift(words, 8 * lane, out=mask[lane])
+    # A byte below drop_of_256 turns negative: its sign, spread over the word and inverted, selects the bits of 1.0.
+    mask.bitwise_and_(255).sub_(drop_of_256).bitwise_right_shift_(sign_bit).bitwise_not_().bitwise_and_(one)
+    return mask.view(x.dtype).view(-1)[: x.numel()].view(x.shape)
+
+
+class _DropoutAdd(torch.autograd.Function):
+    """residual + dropout(x) as one node."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        ctx.scale = 256.0 / (256 - drop_of_256)
+        keep = keep_mask(x, drop_of_256)
+        ctx.save_for_backward(keep)
+        if residual is None:
+            return (x * keep).mul_(ctx.scale)
+        return torch.addcmul(residual, x, keep, value=ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        gradient = gradients[0]
+        return (gradient if ctx.needs_input_grad[0] else None), (gradient * keep).mul_(ctx.scale), None
+
+
+class Dropout(nn.Module):
+    """Drops elements with probability p while training, and never otherwise."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.drop_of_256 = min(255, round(p * 256))
+
+    def _draws_bytes(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and x.dtype in _WORDS
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor of any shape to one of the same shape."""
+        if not (self.training and self.drop_of_256):
+            return x
+        if not self._draws_bytes(x):
+            return F.dropout(x, self.p)
+        return _DropoutAdd.apply(None, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+
+    def add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + dropout(x), both of one shape: the end of every sub-layer."""
+        if not (self.training and self.drop_of_256):
+            return residual + x
+        if not self._draws_bytes(x):
+            return residual + F.dropout(x, self.p)
+        return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"p={self.p}"

@@ -1,0 +1,58 @@
+"""The position-wise feed-forward network (section 3.3) and its gated variant."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.model.config import ModelConfig
+from transduce.model.dropout import Dropout
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2, equation (2), or the same with a GELU. (B, T, D) to (B, T, D)."""
+
+    def __init__(
+        self, *, d_model: int, d_ff: int, activation: str = "relu", bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.activation = _ACTIVATIONS[activation]
+        self.inner = nn.Linear(d_model, d_ff, bias=bias)
+        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each position by itself."""
+        return self.outer(self.dropout(self.activation(self.inner(x))))  # type: ignore[no-any-return]
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: (silu(x W) ⊙ x V) W2 (Shazeer 2020, "GLU Variants Improve Transformer"). (B, T, D) to (B, T, D)."""
+
+    def __init__(self, *, d_model: int, d_ff: int, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, 2 * d_ff, bias=bias)  # rows [gate; linear half]
+        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each position by itself."""
+        gate, linear = self.inner(x).chunk(2, dim=-1)
+        return self.outer(self.dropout(F.silu(gate) * linear))  # type: ignore[no-any-return]
+
+
+def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:
+    """The feed-forward brick that the configuration names."""
+    if config.activation == "swiglu":
+        return GatedFeedForward(
+            d_model=config.d_model, d_ff=config.d_ff, bias=config.bias, dropout=config.activation_dropout
+        )
+    return FeedForward(
+        d_model=config.d_model,
+        d_ff=config.d_ff,
+        activation=config.activation,
+        bias=config.bias,
+        dropout=config.activation_dropout,
+    )

@@ -1,0 +1,91 @@
+"""Who may attend to whom. The one place where masks are made.
+
+A mask is boolean, True = may attend, and broadcasts to (B, H, Q, K): batch, heads, queries, keys. It becomes a term
+that is *added* to the scores before the softmax: 0 where it is True, the lowest finite number where it is False. A
+row that may attend to nothing therefore stays finite (its weights are uniform) instead of turning into NaN.
+"""
+
+import torch
+from torch import Tensor
+
+
+class AttentionMask:
+    """A boolean mask and, made at most once per dtype, the term that it adds to the scores."""
+
+    def __init__(self, allowed: Tensor) -> None:
+        if allowed.dtype != torch.bool or allowed.dim() != 4:
+            raise ValueError(
+                "a mask must be boolean with the axes (batch, heads, queries, keys), but this one is "
+                f"{allowed.dtype} with shape {tuple(allowed.shape)}"
+            )
+        self.allowed = allowed
+        self._bias: dict[torch.dtype, Tensor] = {}
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """The term to add to the scores, of the mask's own shape."""
+        if dtype not in self._bias:
+            blocked = torch.zeros(self.allowed.shape, dtype=dtype, device=self.allowed.device)
+            self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
+        return self._bias[dtype]
+
+    def __and__(self, other: "AttentionMask") -> "AttentionMask":
+        """May attend where both masks allow it."""
+        return AttentionMask(self.allowed & other.allowed)
+
+
+def padding_mask(ids: Tensor, pad_id: int) -> AttentionMask:
+    """Nobody attends to padding. Masks keys, so the axis is the last one.
+
+    Args:
+        ids: piece ids, (B, K).
+        pad_id: the id that fills short rows.
+
+    Returns:
+        A mask of shape (B, 1, 1, K).
+    """
+    return AttentionMask((ids != pad_id)[:, None, None, :])
+
+
+def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: int = 0) -> AttentionMask:
+    """Position i attends to positions 0 … i, never to the future (section 3.2.3).
+
+    Args:
+        length: T, the number of queries.
+        device: where the mask lives.
+        cached: C, positions before the first query; all may be attended to.
+
+    Returns:
+        A mask of shape (1, 1, T, C + T); with C = 0 the lower triangle with its diagonal.
+    """
+    allowed = torch.ones(length, cached + length, dtype=torch.bool, device=device).tril_(cached)
+    return AttentionMask(allowed[None, None])
+
+
+def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
+    """Look-ahead and padding together, for the decoder's self-attention.
+
+    The first position always counts, because the start symbol may be the padding id (Pegasus, T5, Marian).
+
+    Args:
+        target_input_ids: start symbol and target pieces, padded at the right, (B, T).
+
+    Returns:
+        A mask of shape (B, 1, T, T).
+    """
+    present = target_input_ids != pad_id
+    present[:, 0] = True
+    return AttentionMask(present[:, None, None, :]) & look_ahead_mask(
+        target_input_ids.shape[1], target_input_ids.device
+    )
+
+
+def ancestry_mask(ancestors: Tensor) -> AttentionMask:
+    """Each hypothesis attends to the cached positions of its own past alone.
+
+    Args:
+        ancestors: True where cache slot l belongs to the past of hypothesis w, (B, W, L).
+
+    Returns:
+        A mask of shape (B, 1, W, L).
+    """
+    return AttentionMask(ancestors[:, None])

@@ -1,0 +1,1 @@
+"""The model folder on disk, and what runs it."""

@@ -1,0 +1,103 @@
+"""What this machine has: cores, instruction sets, an accelerator. Decisions that change bits rest on this alone."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+
+Precision = Literal["fp32", "bf16"]
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine as far as it matters here."""
+
+    device: str
+    threads: int
+    amx: bool
+    """Tiles for bfloat16 matrix products, 5 to 8 times as fast as float32."""
+    avx512_bf16: bool
+    """Dot products in bfloat16, about twice as fast as float32."""
+
+    @property
+    def precision(self) -> Precision:
+        """bf16 where the hardware multiplies it faster than fp32."""
+        return "bf16" if self.device.startswith("cuda") or self.amx or self.avx512_bf16 else "fp32"
+
+    @property
+    def precision_reason(self) -> str:
+        """Why, for people."""
+        if self.device.startswith("cuda"):
+            return "the GPU multiplies bfloat16 fastest"
+        if self.amx:
+            return "this processor has AMX tiles for bfloat16"
+        if self.avx512_bf16:
+            return "this processor has AVX-512 instructions for bfloat16"
+        return "this processor has no instructions for bfloat16"
+
+
+def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
+    """The machine at hand.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1" or "auto": the GPU where there is one.
+        threads: threads to compute with; None: all cores that this process may use.
+
+    Raises:
+        TransduceError: the device is not there, or the number of threads is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise TransduceError(f"`threads` must be at least 1, but is {threads}.")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds no GPU here: use `cpu`.")
+    if not (device == "cpu" or device.startswith("cuda")):
+        raise TransduceError(f"`device` must be `auto`, `cpu` or `cuda`, but is `{device}`.")
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    held_back = isa in ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+    amx = not held_back and isa != "AVX512_CORE_BF16" and bool(torch.cpu._is_amx_tile_supported())
+    bf16 = not held_back and _has_avx512_bf16()
+    return Machine(device=device, threads=threads or usable_cores(), amx=amx, avx512_bf16=bf16)
+
+
+def _has_avx512_bf16() -> bool:
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe()) if probe is not None else False
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the limit of its control group."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    limit = _cgroup_limit(Path("/sys/fs/cgroup"))
+    return max(1, cores if limit is None else min(cores, limit))
+
+
+def _cgroup_limit(root: Path) -> int | None:
+    """CPUs granted by a control group of version 2 or 1, rounded up, or None."""
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text("ascii").split()
+        else:
+            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text("ascii")
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text("ascii")
+        if quota == "max" or int(quota) <= 0:
+            return None
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def describe(machine: Machine) -> str:
+    """One line for people."""
+    extras = [name for name, has in (("AMX", machine.amx), ("AVX-512 bf16", machine.avx512_bf16)) if has]
+    return f"{platform.system()} {platform.machine()}, {machine.device}, {machine.threads} threads" + (
+        f", {' and '.join(extras)}" if extras else ""
+    )

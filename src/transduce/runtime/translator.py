@@ -1,0 +1,228 @@
+"""Text to text with a trained model."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.transformer import Transformer
+from transduce.runtime.folder import read_model_folder
+from transduce.runtime.machine import Machine, Precision, detect_machine
+from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.translation import Alternative, Translation
+from transduce.search.beam import beam_search
+from transduce.search.greedy import greedy_search
+from transduce.search.rules import Forbid, MinimumLength, Rule
+from transduce.search.scorer import Hypothesis
+from transduce.search.settings import SearchSettings
+from transduce.text.tokenizer import Tokenizer
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
+
+
+class Translator:
+    """A model, its tokenizer, and how to search. Call it with a sentence or a list of sentences."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        search: SearchSettings | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.source_language = source_language
+        self.target_language = target_language
+        self.search = search or SearchSettings()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.source_weight.device
+
+    @property
+    def precision(self) -> str:
+        """fp32 or bf16."""
+        return "bf16" if self.model.source_weight.dtype == torch.bfloat16 else "fp32"
+
+    @overload
+    def __call__(
+        self,
+        text: str,
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+    ) -> Translation: ...
+    @overload
+    def __call__(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+    ) -> list[Translation]: ...
+    def __call__(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+    ) -> Translation | list[Translation]:
+        """Translates one sentence, or several in one go; the order is kept.
+
+        Args:
+            text: a sentence, or a list of them. An empty one comes back empty.
+            beam_size: hypotheses kept at each step; 1 is greedy search.
+            length_penalty: alpha; greater values favour longer translations.
+            n_best: alternatives returned for each sentence.
+            max_length: at most so many new pieces.
+
+        Raises:
+            TransduceError: an option is out of its range.
+        """
+        search = self._search(beam_size, length_penalty, n_best, max_length)
+        if isinstance(text, str):
+            return self.translate([text], search)[0]
+        return self.translate(list(text), search)
+
+    def _search(
+        self,
+        beam_size: int | None,
+        length_penalty: float | None,
+        n_best: int | None,
+        max_length: int | None,
+    ) -> SearchSettings:
+        return SearchSettings(
+            beam_size=self.search.beam_size if beam_size is None else beam_size,
+            length_penalty=self.search.length_penalty if length_penalty is None else length_penalty,
+            n_best=self.search.n_best if n_best is None else n_best,
+            max_length_factor=self.search.max_length_factor,
+            max_length_extra=self.search.max_length_extra,
+            max_length=self.search.max_length if max_length is None else max_length,
+            min_length=self.search.min_length,
+        )
+
+    def translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
+        """Translates sentences, sorted by length inside and returned in their own order."""
+        ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
+        translations: list[Translation | None] = [None] * len(sentences)
+        for number, pieces in enumerate(ids):
+            if len(pieces) == 1:
+                translations[number] = Translation(sentences[number], (_nothing(),))
+        waiting = [number for number, pieces in enumerate(ids) if len(pieces) > 1]
+        for numbers in _batches(waiting, ids, _BATCH_PIECES // search.beam_size):
+            found = self.search_ids([ids[number] for number in numbers], search)
+            for number, hypotheses in zip(numbers, found, strict=True):
+                alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
+                translations[number] = Translation(sentences[number], alternatives)
+        return [translation for translation in translations if translation is not None]
+
+    def search_ids(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
+        """Hypotheses for sentences of pieces (each with the end symbol), all in one batch, best first."""
+        config = self.model.config
+        longest = torch.tensor([search.longest(len(ids)) for ids in source_ids], device=self.device)
+        rules: list[Rule] = [Forbid(sorted({config.pad_id, config.start_id} - {config.eos_id}))]
+        if search.min_length:
+            rules.append(MinimumLength(search.min_length, config.eos_id))
+        with torch.inference_mode():
+            scorer = TransformerScorer(self.model, pad(source_ids, config.pad_id, self.device))
+            if search.beam_size == 1:
+                return greedy_search(
+                    scorer,
+                    start_id=config.start_id,
+                    eos_id=config.eos_id,
+                    longest=longest,
+                    alpha=search.length_penalty,
+                    rules=rules,
+                )
+            return beam_search(
+                scorer,
+                start_id=config.start_id,
+                eos_id=config.eos_id,
+                longest=longest,
+                beam_size=search.beam_size,
+                n_best=search.n_best,
+                alpha=search.length_penalty,
+                rules=rules,
+            )
+
+    def _alternative(self, hypothesis: Hypothesis) -> Alternative:
+        target = self.tokenizer.target
+        return Alternative(
+            text=target.decode(list(hypothesis.ids)),
+            pieces=tuple(target.pieces(list(hypothesis.ids))),
+            piece_log_probabilities=hypothesis.piece_log_probabilities,
+            score=hypothesis.score,
+            ended=hypothesis.ended,
+        )
+
+
+def load(
+    folder: str | Path,
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+) -> Translator:
+    """Opens a model folder.
+
+    Args:
+        folder: what `transduce train` wrote.
+        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
+        device: "cpu", "cuda", or "auto": the GPU where there is one.
+        threads: threads to compute with, in the whole process; None: all cores that the process may use.
+
+    Raises:
+        TransduceError: the folder or an option is not what it should be.
+    """
+    if precision not in ("auto", *_DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    content = read_model_folder(Path(folder))
+    model = content.model.to(device=machine.device, dtype=_DTYPES[_precision(precision, machine)])
+    return Translator(
+        model,
+        content.tokenizer,
+        source_language=content.manifest.source_language,
+        target_language=content.manifest.target_language,
+    )
+
+
+def _precision(asked: str, machine: Machine) -> str:
+    return machine.precision if asked == "auto" else asked
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
+    """Rows of ids as one tensor (B, S), filled up at the right."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+
+
+def _batches(numbers: list[int], ids: list[list[int]], most_pieces: int) -> Iterator[list[int]]:
+    """Sentences of like length together, longest first, so many that padded pieces stay within bounds."""
+    batch: list[int] = []
+    for number in sorted(numbers, key=lambda n: -len(ids[n])):
+        if batch and (len(batch) + 1) * len(ids[batch[0]]) > most_pieces:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _nothing() -> Alternative:
+    return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=True)

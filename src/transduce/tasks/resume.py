@@ -1,0 +1,84 @@
+"""A run that goes on: its settings stay, but for those that may change without making it another run."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.tasks.resolve import ResolvedSettings
+
+# What may be said anew when a run is resumed. The rest would change the steps already taken.
+_CHANGEABLE = {
+    f"training.{name}"
+    for name in (
+        "steps",
+        "minutes",
+        "learning_rate",
+        "report_every",
+        "validate_every",
+        "save_every",
+        "best_by",
+        "patience",
+        "translate_dev",
+        "keep_checkpoints",
+    )
+}
+
+
+def read_resolved(path: Path) -> ResolvedSettings:
+    """The settings of a run, as it wrote them.
+
+    Raises:
+        TransduceError: the file is damaged, or of another version.
+    """
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+        return msgspec.convert(_with_nulls(content), ResolvedSettings)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
+
+
+def _with_nulls(content: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: settings that may be None and are not written are."""
+    training = {"steps": None, "minutes": None, "validate_every": None, "save_every": None}
+    return content | {"training": training | content.get("training", {})}
+
+
+def override(stored: ResolvedSettings, said: Mapping[str, Any]) -> ResolvedSettings:
+    """The stored settings, with what was said anew.
+
+    Raises:
+        TransduceError: something that may not change was said to be otherwise.
+    """
+    content = msgspec.json.decode(msgspec.json.encode(stored))
+    for name, value in _leaves(said):
+        table, last = _find(content, name)
+        old = table.get(last)
+        if name in _CHANGEABLE:
+            table[last] = value
+        elif old != value:
+            raise TransduceError(
+                f"`{name}` was {old} when this run began, and cannot become {value} on --resume: leave it as it was, "
+                "or start another run with another --out."
+            )
+    return msgspec.convert(content, ResolvedSettings)
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _find(content: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    *tables, last = name.split(".")
+    for table in tables:
+        content = content.get(table, {})
+    if last not in content:
+        raise TransduceError(f"There is no setting `{name}`.")
+    return content, last

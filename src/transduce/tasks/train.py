@@ -1,0 +1,88 @@
+"""`transduce.train(…)`: what the command does, from Python."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.settings import read_settings
+from transduce.training.loop import TrainResult
+
+Files = str | Path | Sequence[str | Path]
+
+
+def train(  # noqa: PLR0913  (the command's own options)
+    settings_file: str | Path | None = None,
+    *,
+    out: str | Path,
+    source: Files | None = None,
+    target: Files | None = None,
+    dev_source: Files | None = None,
+    dev_target: Files | None = None,
+    languages: tuple[str, str] | None = None,
+    preset: str | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    device: str = "auto",
+    threads: int | None = None,
+) -> TrainResult | None:
+    """Trains a model on parallel text; what is not said is chosen from the corpus and the machine.
+
+    Args:
+        settings_file: a TOML file of settings, which the other arguments change.
+        out: the run's folder, which becomes a model folder.
+        source: files of source sentences, or of pairs (.tsv, .jsonl).
+        target: files of their translations.
+        dev_source: the dev set; a part of the training pairs where there is none.
+        dev_target: its target side.
+        languages: source and target language; the files' suffixes where nothing is said.
+        preset: the model's size.
+        steps: parameter updates in all.
+        minutes: training time, in place of steps.
+        settings: any setting by its dotted name: ``{"training.seed": 2}``.
+        resume: go on from the newest checkpoint in `out`.
+        dry_run: print all choices and train nothing.
+        device: "cpu", "cuda", or "auto".
+        threads: to compute with; all cores where nothing is said.
+
+    Returns:
+        How the run ended; None for a dry run.
+
+    Raises:
+        TransduceError: settings or files are not what they should be.
+    """
+    content = read_settings(Path(settings_file) if settings_file is not None else None)
+    said = {
+        "data.source": _paths(source),
+        "data.target": _paths(target),
+        "data.dev_source": _paths(dev_source),
+        "data.dev_target": _paths(dev_target),
+        "data.languages": None if languages is None else list(languages),
+        "preset": preset,
+        "training.steps": steps,
+        "training.minutes": minutes,
+    }
+    for name, value in (said | dict(settings or {})).items():
+        if value is not None:
+            put_setting(content, name, value)
+    request = RunRequest(
+        settings=content, out=Path(out), resume=resume, dry_run=dry_run, device=device, threads=threads
+    )
+    return train_run(request)
+
+
+def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
+    """Enters a setting by its dotted name into a nested dictionary."""
+    *tables, last = name.split(".")
+    for table in tables:
+        content = content.setdefault(table, {})
+    content[last] = value
+
+
+def _paths(files: Files | None) -> list[str] | None:
+    if files is None:
+        return None
+    return [str(files)] if isinstance(files, str | Path) else [str(file) for file in files]

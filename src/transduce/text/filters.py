@@ -1,0 +1,117 @@
+"""Which pairs are left out of training, and the account of it."""
+
+import hashlib
+import re
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.text.corpus import Pair
+
+EMPTY = "empty side"
+CONTROL = "control characters"
+IDENTICAL = "source and target identical"
+DUPLICATE = "duplicate of an earlier pair"
+TOO_LONG = "too many pieces"
+RATIO = "lengths too unequal"
+HELD_OUT = "same source as a held-out pair"
+REASONS = (EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT)
+
+# C0 controls but tab and carriage return, DEL, and C1 controls but the next-line character U+0085. A line
+# feed can only come from a JSON string, and would break the correspondence of lines.
+_CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+
+# Pieces by which short sentences may exceed the ratio: one piece may face nine, two short sentences never
+# clash.
+_RATIO_SLACK_PIECES = 5
+
+
+class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which pairs are dropped. Pairs with control characters (NUL and its like) always are."""
+
+    # Longest side in pieces, the end of sentence not counted.
+    max_pieces: int = 256
+    # The longer side may have this many times the pieces of the shorter one, and 5 more.
+    max_length_ratio: float = 4.0
+    # Drop pairs with a side of nothing but white space.
+    drop_empty: bool = True
+    # Drop pairs whose sides are the same text, of whatever length: mostly sentences nobody translated.
+    drop_identical: bool = True
+    # Drop pairs that occurred before, both sides alike. Remembers 8 bytes a pair (about 80 in memory).
+    drop_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_pieces < 1:
+            raise TransduceError(f"`filters.max_pieces` must be at least 1, but is {self.max_pieces}.")
+        if not self.max_length_ratio >= 1.0:
+            raise TransduceError(f"`filters.max_length_ratio` must be at least 1, but is {self.max_length_ratio}.")
+
+
+class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How many pairs were read, kept and dropped, by reason, with the place of each reason's first pair."""
+
+    read: int = 0
+    kept: int = 0
+    # Pairs kept out of training to validate on, when there is no dev set.
+    held_out: int = 0
+    # Pairs dropped, by reason; all reasons in a fixed order.
+    dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    # "file:line" of the first pair dropped, by reason.
+    examples: dict[str, str] = msgspec.field(default_factory=dict)
+    # Carriage returns removed at line ends, and byte order marks at file starts.
+    carriage_returns: int = 0
+    byte_order_marks: int = 0
+
+    def drop(self, reason: str, pair: Pair) -> None:
+        """Count a dropped pair."""
+        self.dropped[reason] += 1
+        self.examples.setdefault(reason, f"{pair.path}:{pair.line}")
+
+    def lines(self) -> list[str]:
+        """The report as a person reads it."""
+        held_out = f", {self.held_out:,} held out" if self.held_out else ""
+        lines = [f"{self.read:,} pairs read, {self.kept:,} kept{held_out}"]
+        lines += [
+            f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
+            for reason, count in self.dropped.items()
+            if count
+        ]
+        if self.carriage_returns:
+            lines.append(f"{self.carriage_returns:,} carriage returns removed at line ends")
+        if self.byte_order_marks:
+            lines.append(f"{self.byte_order_marks:,} byte order marks removed at file starts")
+        return lines
+
+
+class PairFilter:
+    """Says of each pair why it is dropped, or None; remembers earlier pairs when duplicates are dropped."""
+
+    def __init__(self, settings: FilterSettings) -> None:
+        self.settings = settings
+        self._seen: set[bytes] = set()
+
+    def text_reason(self, source: str, target: str) -> str | None:
+        """The reason that the text alone gives."""
+        settings = self.settings
+        if settings.drop_empty and not (source.strip() and target.strip()):
+            return EMPTY
+        if _CONTROL.search(source) or _CONTROL.search(target):
+            return CONTROL
+        if settings.drop_identical and source.strip() == target.strip():
+            return IDENTICAL
+        return DUPLICATE if settings.drop_duplicates and self._seen_before(source, target) else None
+
+    def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
+        """The reason that the numbers of pieces give, the end of sentence not counted."""
+        shorter, longer = sorted((source_pieces, target_pieces))
+        if longer > self.settings.max_pieces:
+            return TOO_LONG
+        return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_PIECES else None
+
+    def _seen_before(self, source: str, target: str) -> bool:
+        # Neither side can hold a line feed here, so the key has one reading.
+        digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
+        if digest in self._seen:
+            return True
+        self._seen.add(digest)
+        return False

@@ -1,0 +1,108 @@
+"""The pieces in a sentencepiece model's file, read and adjusted without the protobuf library.
+
+A message is a row of fields: a key (field number and wire type), then a varint, a fixed number of bytes, or a
+length and as many bytes. The numbers are those of sentencepiece's published ``sentencepiece_model.proto``.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+_VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
+_MODEL_PIECES, _MODEL_TRAINER = 1, 2
+_PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
+_TRAINER_MODEL_TYPE = 3
+_BPE = 2
+_FLOAT = struct.Struct("<f")
+
+
+class PieceType(IntEnum):
+    """What a piece is for."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Piece(NamedTuple):
+    """One piece; a higher ``score`` is preferred (BPE: minus the rank; unigram: the log-probability)."""
+
+    text: str
+    score: float
+    type: PieceType
+
+
+class _Field(NamedTuple):
+    """A field's number and where its value stands in the file."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def read_pieces(model_bytes: bytes) -> list[Piece]:
+    """All pieces in the order of their ids."""
+    return [_piece(model_bytes, field) for field in _piece_fields(model_bytes)]
+
+
+def is_bpe(model_bytes: bytes) -> bool:
+    """Whether the model merges pairs of pieces (BPE); otherwise it is a unigram model."""
+    for trainer in _fields(model_bytes, 0, len(model_bytes)):
+        if trainer.number == _MODEL_TRAINER:
+            values = _values(model_bytes, trainer)
+            return values.get(_TRAINER_MODEL_TYPE) == bytes([_BPE])
+    return False
+
+
+def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
+    """The same model with each score rounded to a multiple of 2 ** -fraction_bits."""
+    rounded = bytearray(model_bytes)
+    for piece in _piece_fields(model_bytes):
+        for field in _fields(model_bytes, piece.start, piece.stop):
+            if field.number == _PIECE_SCORE:
+                (score,) = _FLOAT.unpack_from(rounded, field.start)
+                _FLOAT.pack_into(rounded, field.start, round(score * 2**fraction_bits) / 2**fraction_bits)
+    return bytes(rounded)
+
+
+def _piece_fields(model_bytes: bytes) -> Iterator[_Field]:
+    return (field for field in _fields(model_bytes, 0, len(model_bytes)) if field.number == _MODEL_PIECES)
+
+
+def _piece(model_bytes: bytes, field: _Field) -> Piece:
+    values = _values(model_bytes, field)
+    (score,) = _FLOAT.unpack(values.get(_PIECE_SCORE, bytes(4)))
+    type = PieceType(values.get(_PIECE_TYPE, bytes([PieceType.NORMAL]))[0])
+    return Piece(values.get(_PIECE_TEXT, b"").decode("utf-8"), score, type)
+
+
+def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
+    """Raw values of the fields in a field; a varint is given as its bytes."""
+    return {field.number: message[field.start : field.stop] for field in _fields(message, outer.start, outer.stop)}
+
+
+def _fields(message: bytes, position: int, stop: int) -> Iterator[_Field]:
+    while position < stop:
+        key, start = _varint(message, position)
+        wire_type = key & 7
+        if wire_type == _VARINT:
+            _, position = _varint(message, start)
+        elif wire_type == _LENGTH_DELIMITED:
+            length, start = _varint(message, start)
+            position = start + length
+        else:
+            position = start + {_FIXED_32: 4, _FIXED_64: 8}[wire_type]
+        yield _Field(key >> 3, start, position)
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """The number that begins here, seven bits a byte, lowest first; and the position behind it."""
+    value = shift = 0
+    while message[position] & 0x80:
+        value |= (message[position] & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+    return value | message[position] << shift, position + 1

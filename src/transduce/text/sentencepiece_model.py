@@ -1,0 +1,157 @@
+"""Sentences → a sentencepiece model that is the same on every run."""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import msgspec
+from sentencepiece import SentencePieceTrainer
+
+from transduce.errors import TransduceError
+from transduce.text.languages import in_large_script
+from transduce.text.model_proto import round_scores
+
+PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
+
+# Sentences a vocabulary is learned from, at most: more changes nothing but the time.
+MAX_TRAINING_LINES = 2_000_000
+# The trainer skips lines of more than 4,192 bytes, so longer ones are cut: 1,000 characters are 4,000 bytes
+# at most.
+_MAX_LINE_CHARACTERS = 1_000
+# The result depends on the number of threads (sums of floats), so it is the same on every machine.
+_THREADS = 4
+# Unigram scores are multiples of 2**-10: their sums are exact in single and double precision, so that
+# programs which add them differently break ties alike.
+_SCORE_BITS = 10
+# Share of a text's characters that get a piece of their own, where there are too many for all.
+_LARGE_SCRIPT_COVERAGE = 0.9995
+_MIN_COVERAGE = 0.98  # the lowest that the trainer takes
+_NUM_BYTES = 256
+
+
+class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How sentences are cut into pieces."""
+
+    # bpe: pairs merged by frequency (section 5.1); unigram: a language model over pieces.
+    kind: Literal["bpe", "unigram"] = "bpe"
+    # Pieces in all; of each side, when the two sides have their own.
+    vocabulary_size: int = 8_000
+    # One vocabulary for both sides.
+    joint: bool = True
+    # Spell a character that has no piece by its UTF-8 bytes instead of losing it.
+    byte_fallback: bool = True
+    # Share of the characters (by occurrence) that get a piece; None chooses by the script and the
+    # vocabulary's size.
+    character_coverage: float | None = None
+    # Compose characters (Unicode NFC) before anything else; text is not altered otherwise.
+    nfc: bool = False
+    # Pieces that are never cut nor learned, such as marks of the target language; without spaces.
+    user_symbols: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.vocabulary_size < 4:
+            raise TransduceError(
+                f"`tokenizer.vocabulary_size` must be at least 4, but is {self.vocabulary_size}: choose some thousands."
+            )
+        if self.character_coverage is not None and not _MIN_COVERAGE <= self.character_coverage <= 1.0:
+            raise TransduceError(
+                f"`tokenizer.character_coverage` must be from 0.98 to 1, but is {self.character_coverage}."
+            )
+        for symbol in self.user_symbols:
+            if not symbol or re.search(r"[\s▁,]", symbol) or self.user_symbols.count(symbol) > 1:
+                raise TransduceError(
+                    "`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "
+                    f'"{symbol}": change it.'
+                )
+
+
+def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, shrink: bool = False) -> bytes:
+    """Learn pieces from the lines and return the sentencepiece model.
+
+    ``read_lines`` is called twice, for the characters and for the pieces. Special ids are pad 0, eos 1, unk
+    2. Raises TransduceError when the text is too small for the vocabulary, unless ``shrink`` allows a smaller
+    one, or when the vocabulary is too small for the text's characters.
+    """
+    coverage = settings.character_coverage or _choose_coverage(read_lines(), settings)
+    try:
+        return _train(read_lines(), settings, settings.vocabulary_size, coverage)
+    except RuntimeError as error:
+        largest = re.search(r"too high.*<= (\d+)", str(error))
+        if largest is None:
+            raise _refused(str(error), settings) from None
+        if not shrink:
+            raise TransduceError(
+                f"The text is too small for `tokenizer.vocabulary_size` {settings.vocabulary_size}: set it "
+                f"to {largest[1]} at most."
+            ) from None
+    return _train(read_lines(), settings, int(largest[1]), coverage)
+
+
+def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverage: float) -> bytes:
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=_bounded_lines(lines),
+        model_writer=model,
+        model_type=settings.kind,
+        vocab_size=size,
+        character_coverage=coverage,
+        byte_fallback=settings.byte_fallback,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=True,
+        split_digits=True,
+        pad_id=PAD_ID,
+        eos_id=EOS_ID,
+        unk_id=UNK_ID,
+        bos_id=-1,
+        pad_piece="<pad>",
+        user_defined_symbols=list(settings.user_symbols),
+        num_threads=_THREADS,
+        minloglevel=2,
+    )
+    return round_scores(model.getvalue(), _SCORE_BITS) if settings.kind == "unigram" else model.getvalue()
+
+
+def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Long lines cut at a space, or anywhere when there is none; and no NUL, which the trainer refuses."""
+    for line in lines:
+        line = line.replace("\x00", " ")
+        while len(line) > _MAX_LINE_CHARACTERS:
+            cut = line.rfind(" ", 1, _MAX_LINE_CHARACTERS)
+            cut = cut if cut > 0 else _MAX_LINE_CHARACTERS
+            yield line[:cut]
+            line = line[cut:]
+        yield line
+
+
+def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
+    """All characters, or nearly all of a large script; but no more than half of the vocabulary can take."""
+    counts: Counter[str] = Counter()
+    large_lines = num_lines = 0
+    for line in lines:
+        counts.update(line.replace(" ", ""))
+        num_lines += 1
+        large_lines += in_large_script(line)
+    large = 4 * large_lines > num_lines  # in a joint vocabulary, one side of two
+    most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // 2)
+    if len(counts) <= most:
+        return _LARGE_SCRIPT_COVERAGE if large else 1.0
+    frequencies = sorted(counts.values(), reverse=True)
+    fitting = sum(frequencies[:most]) / sum(frequencies)
+    return max(_MIN_COVERAGE, min(fitting, _LARGE_SCRIPT_COVERAGE) if large else fitting)
+
+
+def _refused(message: str, settings: TokenizerSettings) -> TransduceError:
+    too_small = re.search(r"required_chars\. (\d+) vs (\d+)", message) or re.search(
+        r"smaller than.*?(\d+) vs (\d+)", message
+    )
+    if too_small:
+        return TransduceError(
+            f"`tokenizer.vocabulary_size` {settings.vocabulary_size} is too small for the text's characters "
+            f"and the special pieces, which need {too_small[2]}: raise it, or lower "
+            "`tokenizer.character_coverage`."
+        )
+    if "sentences_.empty" in message or "all_chars_count" in message:
+        return TransduceError("A vocabulary is learned from text, but the corpus has none: check its files.")
+    return TransduceError(f"sentencepiece could not learn a vocabulary ({message}): change `tokenizer` settings.")

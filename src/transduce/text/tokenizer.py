@@ -1,0 +1,126 @@
+"""The tokenizer of a model: a vocabulary for the source side and one for the target side, often the same."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.text.corpus import Pair
+from transduce.text.files import write_atomically
+from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, train_model
+from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
+from transduce.text.vocabulary import Vocabulary
+
+_FORMAT_VERSION = 1
+_CARD_NAME = "tokenizer_settings.json"
+_JOINT_NAMES = ("sentencepiece.model",)
+_SEPARATE_NAMES = ("source.spm", "target.spm")
+
+
+class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the sentencepiece models do not say themselves."""
+
+    format_version: int
+    joint: bool
+    nfc: bool
+
+
+class Tokenizer:
+    """Text ↔ ids of both sides; ``source`` and ``target`` are one object when the vocabulary is joint."""
+
+    def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
+        """Without a target vocabulary, the source's serves both sides."""
+        self.source = source
+        self.target = target if target is not None else source
+        self.joint = self.target is self.source
+
+    @classmethod
+    def train(
+        cls, read_pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings, *, shrink: bool = False
+    ) -> "Tokenizer":
+        """Learn the vocabularies from pairs; the same pairs give the same files on every run.
+
+        ``read_pairs`` is called several times and must give the same pairs. A corpus of more than 2,000,000
+        lines is sampled evenly. ``shrink`` takes the largest vocabulary that a small corpus allows instead of
+        raising TransduceError; look at ``source.size`` for what came out.
+        """
+        count = sum(1 for _ in read_pairs())
+
+        def learn(*sides: int) -> Vocabulary:
+            def read_lines() -> Iterator[str]:
+                for pair in _sample(read_pairs(), count, MAX_TRAINING_LINES // len(sides)):
+                    yield from ((pair.source, pair.target)[side] for side in sides)
+
+            return Vocabulary(train_model(read_lines, settings, shrink=shrink), nfc=settings.nfc)
+
+        return cls(learn(0, 1)) if settings.joint else cls(learn(0), learn(1))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides the ids."""
+        digest = hashlib.sha256(self._card())
+        for vocabulary in self._vocabularies():
+            digest.update(hashlib.sha256(vocabulary.model_bytes).digest())
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:
+        """Write the sentencepiece models and the same as Hugging Face's files.
+
+        A joint vocabulary is sentencepiece.model, tokenizer.json, tokenizer_config.json and
+        special_tokens_map.json, a folder that AutoTokenizer opens. Two vocabularies are source.spm,
+        target.spm and a tokenizer.json of each, named apart: one AutoTokenizer cannot hold both.
+        ``model_max_length`` is the longest input in pieces.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = _JOINT_NAMES if self.joint else _SEPARATE_NAMES
+        for name, vocabulary in zip(names, self._vocabularies(), strict=True):
+            write_atomically(folder / name, vocabulary.model_bytes)
+            json_name = "tokenizer.json" if self.joint else f"{Path(name).stem}.tokenizer.json"
+            _write_json(folder / json_name, tokenizer_json(vocabulary))
+        if self.joint:
+            _write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length))
+            _write_json(folder / "special_tokens_map.json", special_tokens_map(self.source))
+        write_atomically(folder / _CARD_NAME, self._card())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizer":
+        """Read what ``save`` wrote; raises TransduceError when a file is missing or broken."""
+        card = _read_card(Path(folder) / _CARD_NAME)
+        names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
+        return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))
+
+    def _vocabularies(self) -> tuple[Vocabulary, ...]:
+        return (self.source,) if self.joint else (self.source, self.target)
+
+    def _card(self) -> bytes:
+        card = _Card(format_version=_FORMAT_VERSION, joint=self.joint, nfc=self.source.nfc)
+        return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
+
+
+def _sample(pairs: Iterable[Pair], count: int, most: int) -> Iterator[Pair]:
+    """``most`` of the ``count`` pairs, evenly spread; all of them when there are no more."""
+    for index, pair in enumerate(pairs):
+        if count <= most or (index + 1) * most // count > index * most // count:
+            yield pair
+
+
+def _read_card(path: Path) -> _Card:
+    try:
+        card = msgspec.json.decode(path.read_bytes(), type=_Card)
+    except FileNotFoundError:
+        raise TransduceError(f"{path} does not exist: {path.parent} holds no tokenizer, name another folder.") from None
+    except msgspec.DecodeError as error:
+        raise TransduceError(f"{path} is not a tokenizer's description ({error}): copy the folder again.") from None
+    if card.format_version != _FORMAT_VERSION:
+        raise TransduceError(
+            f"{path} has format {card.format_version}, but this version reads format {_FORMAT_VERSION}: "
+            "use the version that wrote it."
+        )
+    return card
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

@@ -1,0 +1,161 @@
+"""A vocabulary as Hugging Face's ``tokenizer.json``, with the same ids; that library is not needed for it.
+
+The steps repeat sentencepiece's: spaces trimmed and collapsed, one put in front, ▁ for each, words cut before
+▁, the model (a word never shares a piece with another), bytes for what has no piece. One difference cannot be
+helped: that library reads "</s>", "<pad>" and "<unk>" in a text as the special pieces, sentencepiece as plain
+characters.
+"""
+
+import re
+
+from transduce.text.model_proto import Piece, PieceType, is_bpe, read_pieces
+from transduce.text.vocabulary import Vocabulary
+
+_SPACE = "▁"
+# sentencepiece drops all spaces that a sentence would begin with; the other library wants a number.
+_MAX_LEADING_SPACES = 1_000
+
+
+def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
+    """The content of tokenizer.json; ids agree with the vocabulary's, and the end of sentence is appended."""
+    pieces = read_pieces(vocabulary.model_bytes)
+    merging = is_bpe(vocabulary.model_bytes)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special_token(id, vocabulary.piece(id)) for id in _special_ids(vocabulary)],
+        "normalizer": _normalizer(vocabulary.nfc),
+        "pre_tokenizer": _word_cutter(pieces, merging),
+        "post_processor": _end_appender(vocabulary),
+        "decoder": _decoder(),
+        "model": _bpe(pieces) if merging else _unigram(pieces),
+    }
+
+
+def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str, object]:
+    """The content of tokenizer_config.json; ``model_max_length`` is the longest input in pieces."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special_tokens_map(vocabulary),
+        "model_max_length": model_max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
+    """The content of special_tokens_map.json."""
+    return {
+        "pad_token": vocabulary.piece(vocabulary.pad_id),
+        "eos_token": vocabulary.piece(vocabulary.eos_id),
+        "unk_token": vocabulary.piece(vocabulary.unk_id),
+    }
+
+
+def _special_ids(vocabulary: Vocabulary) -> list[int]:
+    return sorted((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
+
+
+def _special_token(id: int, content: str) -> dict[str, object]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": id, "content": content, **flags}
+
+
+def _texts(pieces: list[Piece], type: PieceType) -> list[str]:
+    return [piece.text for piece in pieces if piece.type is type]
+
+
+def _normalizer(nfc: bool) -> dict[str, object]:
+    steps: list[dict[str, object]] = [
+        _replace({"Regex": " +"}, " "),
+        _replace({"Regex": r"\A "}, ""),
+        # A literal ▁ at the end counts as a space, as in sentencepiece.
+        _replace({"Regex": rf"[ {_SPACE}]+\z"}, ""),
+        {"type": "Prepend", "prepend": _SPACE},
+        _replace({"String": " "}, _SPACE),
+    ]
+    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if nfc else steps}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
+    """Cut around user symbols, the longest first, and before each ▁."""
+    cutters = []
+    symbols = _texts(pieces, PieceType.USER_DEFINED)
+    if symbols:
+        longest_first = sorted(symbols, key=len, reverse=True)
+        cutters.append(_split({"Regex": "|".join(map(re.escape, longest_first))}, "Isolated"))
+    if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
+        # Where words are looked up whole, the six characters "<0x41>" in a text must not pass for the byte.
+        cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
+    cutters.append(_split({"String": _SPACE}, "MergedWithNext"))
+    return {"type": "Sequence", "pretokenizers": cutters}
+
+
+def _split(pattern: dict[str, str], behavior: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
+
+
+def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
+    end = vocabulary.piece(vocabulary.eos_id)
+    special = {"SpecialToken": {"id": end, "type_id": 0}}
+    first, second = ({"Sequence": {"id": side, "type_id": 0}} for side in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, special],
+        "pair": [first, second, special],
+        "special_tokens": {end: {"id": end, "ids": [vocabulary.eos_id], "tokens": [end]}},
+    }
+
+
+def _decoder() -> dict[str, object]:
+    steps: list[dict[str, object]] = [
+        _replace({"String": _SPACE}, " "),
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": _MAX_LEADING_SPACES, "stop": 0},
+    ]
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _bpe(pieces: list[Piece]) -> dict[str, object]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": _texts(pieces, PieceType.UNKNOWN)[0],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": bool(_texts(pieces, PieceType.BYTE)),
+        # A user symbol is a word of its own and has no merges: it is looked up whole.
+        "ignore_merges": bool(_texts(pieces, PieceType.USER_DEFINED)),
+        "vocab": {piece.text: id for id, piece in enumerate(pieces)},
+        "merges": _merges(pieces),
+    }
+
+
+def _merges(pieces: list[Piece]) -> list[list[str]]:
+    """Every way to make a learned piece out of two, best piece first.
+
+    sentencepiece joins any two neighbours whose union is a piece, the highest score first; merges in the
+    order of the scores do the same.
+    """
+    ranks = {piece.text: -piece.score for piece in pieces if piece.type is PieceType.NORMAL}
+    merges = []
+    for text in sorted(ranks, key=ranks.__getitem__):
+        halves = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return [list(pair) for pair in merges]
+
+
+def _unigram(pieces: list[Piece]) -> dict[str, object]:
+    return {
+        "type": "Unigram",
+        "unk_id": next(id for id, piece in enumerate(pieces) if piece.type is PieceType.UNKNOWN),
+        "byte_fallback": bool(_texts(pieces, PieceType.BYTE)),
+        "vocab": [[piece.text, piece.score] for piece in pieces],
+    }

@@ -1,0 +1,80 @@
+"""One sentencepiece model: a sentence ↔ the ids of its pieces."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+from transduce.errors import TransduceError
+
+
+class Vocabulary:
+    """The pieces of one side.
+
+    No character is rewritten, but spaces (U+0020) are trimmed at both ends and runs of them become one, so
+    that a sentence has one spelling; with ``nfc``, text is put into Unicode's composed form first. A lone
+    surrogate, which no UTF-8 file can hold, is read as U+FFFD.
+    """
+
+    def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
+        """Raises TransduceError when the bytes are no sentencepiece model; ``name`` stands for their file."""
+        try:
+            # An empty model would be taken for one that is loaded later.
+            self._processor = SentencePieceProcessor(model_proto=model_bytes or b"empty")
+        except RuntimeError:
+            raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
+        self.model_bytes = model_bytes
+        self.size: int = self._processor.vocab_size()
+        self.nfc = nfc
+        self.pad_id: int = self._processor.pad_id()
+        self.eos_id: int = self._processor.eos_id()
+        self.unk_id: int = self._processor.unk_id()
+        self._silent = frozenset((self.pad_id, self.eos_id))
+
+    @classmethod
+    def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
+        """Read a sentencepiece model; raises TransduceError when the file is missing or something else."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise TransduceError(f"{path} does not exist: a tokenizer needs it, copy it again.") from None
+        return cls(content, nfc=nfc, name=str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the sentence's pieces, without the end of sentence."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Ids of many sentences, in order; the number of threads changes nothing but the time."""
+        texts = [unicodedata.normalize("NFC", text) for text in texts] if self.nfc else list(texts)
+        try:
+            ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)
+        except (RuntimeError, TypeError, UnicodeEncodeError):
+            ids = self._processor.encode([_without_lone_surrogates(text) for text in texts], num_threads=threads)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The sentence that the ids spell, without padding and end of sentence; a line feed becomes a space."""
+        spoken = [int(id) for id in ids if int(id) not in self._silent]
+        text: str = self._processor.decode(spoken)
+        return text.replace("\n", " ")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of the ids, one each, as the model spells them (▁ stands for a space)."""
+        return [self.piece(id) for id in ids]
+
+    def piece(self, id: int) -> str:
+        """The piece of one id."""
+        piece: str = self._processor.id_to_piece(int(id))
+        return piece
+
+    def id(self, piece: str) -> int:
+        """The id of one piece; the unknown id when there is no such piece."""
+        id: int = self._processor.piece_to_id(piece)
+        return id
+
+
+def _without_lone_surrogates(text: str) -> str:
+    # UTF-16 joins surrogates that form a pair; what is left alone cannot be decoded and becomes U+FFFD.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,149 @@
+"""Settings chosen from the corpus and the machine. Each rule is a function that says why.
+
+The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
+"""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from transduce.training.schedule import ScheduleName, paper_peak
+
+T = TypeVar("T")
+
+
+class Choice(msgspec.Struct, Generic[T], frozen=True):
+    """A value and the reason for it."""
+
+    value: T
+    reason: str
+
+
+class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules know of a corpus before it is cut into pieces."""
+
+    pairs: int
+    unspaced_characters: int
+    """Distinct characters of scripts written without spaces (Han, Kana, Thai, …) that occur often enough to learn."""
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a model (Table 3 of the paper)."""
+
+    num_encoder_layers: int
+    num_decoder_layers: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    dropout: float
+    norm_order: str = "pre"
+
+
+PRESETS = {
+    "tiny": Preset(num_encoder_layers=4, num_decoder_layers=4, d_model=128, d_ff=256, num_heads=4, dropout=0.3),
+    "small": Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=256, d_ff=1024, num_heads=4, dropout=0.2),
+    "base": Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=512, d_ff=2048, num_heads=8, dropout=0.1),
+    "big": Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3),
+    "paper-base": Preset(
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+        d_model=512,
+        d_ff=2048,
+        num_heads=8,
+        dropout=0.1,
+        norm_order="post",
+    ),
+    "paper-big": Preset(
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+        d_model=1024,
+        d_ff=4096,
+        num_heads=16,
+        dropout=0.3,
+        norm_order="post",
+    ),
+}
+
+
+def choose_preset(pairs: int) -> Choice[str]:
+    """Few sentences train a small model best: on Multi30k's 29,000 pairs 4+4 × 128 beats 6+6 × 512 by 2.7 BLEU
+    (Wu et al. 2021, "Good for Misconceived Reasons", Table 2).
+    """
+    for most, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
+        if pairs < most:
+            return Choice(preset, f"{pairs:,} pairs, fewer than {most:,}")
+    return Choice("big", f"{pairs:,} pairs, 10,000,000 or more")
+
+
+def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
+    """About 70 × pairs^0.4, which is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper:
+    37,000), as frequent pieces must occur often enough to be learnt (Gowda and May 2020, "Finding the Optimal
+    Vocabulary Size"). Characters of scripts without spaces come on top: each is a piece.
+    """
+    by_size = 70.0 * size.pairs**0.4
+    chosen = by_size + size.unspaced_characters
+    rounded = min(40_000, max(400, round(chosen / 100) * 100))
+    reason = f"70 × pairs^0.4 = {by_size:,.0f}"
+    if size.unspaced_characters:
+        reason += f", and {size.unspaced_characters:,} characters of a script without spaces"
+    return Choice(rounded, reason)
+
+
+def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
+    """4,096 target tokens on a CPU, the paper's 25,000 on a GPU (section 5.1); fewer where an epoch would otherwise
+    have less than 50 steps, but 512 at least.
+    """
+    usual = 25_000 if device.startswith("cuda") else 4_096
+    most = max(512, epoch_tokens // 50)
+    if most < usual:
+        return Choice(most, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
+    where = "a GPU works best on large steps" if usual > 4_096 else "what a CPU takes in about a second"
+    return Choice(usual, where)
+
+
+def choose_epochs(pairs: int) -> Choice[float]:
+    """100 × (30,000 / pairs)^0.6, between 5 and 150: 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps
+    of 8,192 tokens, about 150 epochs), 36 for 165,000, 5 for 4.5 million (the paper: 100,000 steps of 25,000 tokens
+    are about 17).
+    """
+    epochs = 100.0 * (30_000 / pairs) ** 0.6
+    return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {pairs:,} pairs)^0.6, between 5 and 150")
+
+
+def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+    """As many steps as the epochs need; 300 at least."""
+    epochs = choose_epochs(pairs)
+    steps = max(300, round(epochs.value * epoch_tokens / batch_tokens))
+    return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
+
+
+def choose_learning_rate(d_model: int, schedule: ScheduleName, warmup_steps: int) -> Choice[float]:
+    """0.5 / d_model at the peak: wider models need smaller steps. With the paper's schedule, equation (3)."""
+    if schedule == "inverse-sqrt":
+        return Choice(paper_peak(d_model, warmup_steps), "equation (3) of the paper")
+    return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
+
+
+def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
+    """The paper's for its own post-norm model; otherwise a linear fall to zero, as the number of steps is known."""
+    if norm_order == "post":
+        return Choice("inverse-sqrt", "the paper's schedule, section 5.3")
+    return Choice("linear", "falls to zero at the last step")
+
+
+def choose_warmup_steps(steps: int | None, norm_order: str) -> Choice[int]:
+    """The paper's 4,000, but no more than a tenth of the steps; 500 while the steps are not known."""
+    if steps is None:
+        return Choice(500, "the number of steps is not known yet")
+    share = max(50, steps // 10)
+    if norm_order == "post" or share >= 4_000:
+        return Choice(min(4_000, max(share, 1)), "the paper's 4,000, or a tenth of the steps")
+    return Choice(share, f"a tenth of {steps:,} steps")
+
+
+def choose_average_decay(steps: int | None) -> Choice[float]:
+    """The kept model averages about the last twentieth of the steps, as the paper averages its last checkpoints
+    (section 6.1).
+    """
+    window = 500 if steps is None else min(5_000, max(10, steps // 20))
+    return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")

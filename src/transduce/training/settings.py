@@ -1,0 +1,104 @@
+"""Settings of a training run. None stands for "choose from the corpus and the machine"."""
+
+from typing import Literal
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.training.schedule import ScheduleName
+
+Precision = Literal["fp32", "bf16"]
+
+
+class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a model is trained. `training.*` in a settings file."""
+
+    # All random numbers of a run follow from it.
+    seed: int = 1
+    # Parameter updates in all, also when a run is resumed.
+    steps: int | None = None
+    # In place of steps: training time. Becomes a number of steps once the rate is known.
+    minutes: float | None = None
+    # Non-padding target tokens of one step: all micro-batches, all processes.
+    batch_tokens: int | None = None
+    # A step is cut into so many micro-batches, whose gradients are added.
+    accumulate: int | None = None
+    # Optimiser: Adam (section 5.3).
+    learning_rate: float | None = None
+    schedule: ScheduleName | None = None
+    warmup_steps: int | None = None
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0
+    # Gradients are scaled down to this norm; 0 leaves them.
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.1
+    precision: Precision | None = None
+    # The model that is kept is an average over the last steps: weights of the past count by average_decay per step.
+    # 0 keeps the weights as they are.
+    average_decay: float | None = None
+    # Steps between events.
+    report_every: int = 50
+    validate_every: int | None = None
+    save_every: int | None = None
+    # The model that scores best by this on the dev set is kept; training stops after so many validations without a
+    # better one (0: never).
+    best_by: Literal["loss", "bleu", "chrf"] = "loss"
+    patience: int | None = None
+    # Dev sentences translated at each validation, greedily; 0 translates none.
+    translate_dev: int = 500
+    # Checkpoints kept, the newest ones.
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        positive = {
+            "steps": self.steps,
+            "minutes": self.minutes,
+            "batch_tokens": self.batch_tokens,
+            "accumulate": self.accumulate,
+            "learning_rate": self.learning_rate,
+            "report_every": self.report_every,
+            "validate_every": self.validate_every,
+            "save_every": self.save_every,
+            "keep_checkpoints": self.keep_checkpoints,
+        }
+        for name, value in positive.items():
+            if value is not None and value <= 0:
+                raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
+        for name, share in (("label_smoothing", self.label_smoothing), ("average_decay", self.average_decay)):
+            if share is not None and not 0.0 <= share < 1.0:
+                raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
+        if self.steps is not None and self.minutes is not None:
+            raise TransduceError(
+                f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
+                "give one of them."
+            )
+
+
+class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The same with nothing left to choose; `steps` is None until `minutes` has become a number of steps."""
+
+    seed: int
+    steps: int | None
+    minutes: float | None
+    batch_tokens: int
+    accumulate: int
+    learning_rate: float
+    schedule: ScheduleName
+    warmup_steps: int
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip_norm: float
+    label_smoothing: float
+    precision: Precision
+    average_decay: float
+    report_every: int
+    validate_every: int | None
+    save_every: int | None
+    best_by: Literal["loss", "bleu", "chrf"]
+    patience: int
+    translate_dev: int
+    keep_checkpoints: int

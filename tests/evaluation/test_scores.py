@@ -1,0 +1,229 @@
+"""Scores: equal to the sacrebleu command's, with signature, and with warnings where they mislead."""
+
+import gzip
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from sacrebleu import __version__ as sacrebleu_version
+
+from transduce.errors import TransduceError
+from transduce.evaluation import Score, ScoreReport, score
+
+ENGLISH = [
+    "I really care about your future.",
+    "You have entered a danger zone.",
+    "The one with the long beard is Tom.",
+    "It's raining, isn't it?",
+]
+ENGLISH_OUTPUT = [
+    "I really care for your future.",
+    "You entered the danger zone.",
+    "The one with the long beard is Tom.",
+    "It's raining isn't it?",
+]
+CHINESE = ["我真的很关心你的未来。", "你进入了危险区。", "长胡子的是汤姆。", "他们昨天去了北京。"]
+CHINESE_OUTPUT = ["我真的关心你的未来。", "你进入了危险区域。", "长胡子的是汤姆。", "他们昨天去北京了。"]
+
+
+def shorten(lines: list[str], separator: str) -> list[str]:
+    """A made-up system: every third word (or character) is lost."""
+    words = (line.split(separator) if separator else list(line) for line in lines)
+    return [separator.join(word for index, word in enumerate(group) if index % 3 != 1) for group in words]
+
+
+def read_corpus(path: Path) -> list[str]:
+    if not path.exists():
+        pytest.skip(f"{path} is missing: set TRANSDUCE_DATA to the folder of the corpora")
+    return gzip.decompress(path.read_bytes()).decode("utf-8").removesuffix("\n").split("\n")
+
+
+def run_sacrebleu(
+    folder: Path, hypotheses: list[str], references: list[str], *options: str
+) -> list[dict[str, object]]:
+    """What the sacrebleu command says of these lines: [BLEU, chrF]."""
+    for name, lines in {"hypotheses": hypotheses, "references": references}.items():
+        (folder / name).write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        "references",
+        "-i",
+        "hypotheses",
+        "-m",
+        "bleu",
+        "chrf",
+        "-w",
+        "8",
+    ]
+    done = subprocess.run([*command, *options], cwd=folder, capture_output=True, check=True, timeout=60)
+    results: list[dict[str, object]] = json.loads(done.stdout)
+    return results
+
+
+def assert_same(report: ScoreReport, results: list[dict[str, object]]) -> None:
+    for ours, theirs in zip((report.bleu, report.chrf), results, strict=True):
+        assert ours.value == pytest.approx(theirs["score"], abs=1e-7)
+        assert ours.signature == theirs["signature"]
+    assert 1 < report.bleu.value < 99
+
+
+def test_english_is_what_the_sacrebleu_command_says(tmp_path: Path) -> None:
+    results = run_sacrebleu(tmp_path, ENGLISH_OUTPUT, ENGLISH)
+    assert_same(score(ENGLISH_OUTPUT, ENGLISH, target_language="en"), results)
+
+
+def test_lowercase_without_tokenizer_is_what_the_sacrebleu_command_says(tmp_path: Path) -> None:
+    output = [line.upper() for line in ENGLISH_OUTPUT]
+    options = ["--tokenize", "none", "--lowercase", "--chrf-lowercase"]
+    report = score(output, ENGLISH, target_language="en", tokenize="none", lowercase=True)
+    assert_same(report, run_sacrebleu(tmp_path, output, ENGLISH, *options))
+    assert report.exact_match == 1
+
+
+def test_a_real_chinese_test_set_is_what_the_sacrebleu_command_says(
+    tmp_path: Path, data_folder: Path
+) -> None:
+    references = read_corpus(data_folder / "tatoeba-zh-en" / "test.zh.gz")
+    output = shorten(references, "")
+    results = run_sacrebleu(tmp_path, output, references, "--tokenize", "zh")
+    assert_same(score(output, references, target_language="zh"), results)
+
+
+def test_chinese_is_not_scored_as_if_it_had_spaces() -> None:
+    right = score(CHINESE_OUTPUT, CHINESE, target_language="zh")
+    wrong = score(CHINESE_OUTPUT, CHINESE, target_language="zh", tokenize="13a")
+    assert "tok:zh" in right.bleu.signature
+    assert right.bleu.value > 50
+    assert wrong.bleu.value < 10
+    assert right.warnings == ()
+    assert wrong.warnings == (
+        "BLEU was counted with the tokenizer '13a', but 'zh' fits the target language 'zh'.",
+    )
+
+
+@pytest.mark.parametrize(("language", "said"), [(None, "not given"), ("en", "en")])
+def test_unspaced_references_without_their_language_are_noticed(language: str | None, said: str) -> None:
+    (warning,) = score(CHINESE_OUTPUT, CHINESE, target_language=language).warnings
+    assert warning.endswith(f"say their language (for example zh), which is {said}.")
+
+
+def test_signatures() -> None:
+    report = score(ENGLISH_OUTPUT, ENGLISH, target_language="en")
+    version = f"version:{sacrebleu_version}"
+    assert report.bleu.signature == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|{version}"
+    assert report.chrf.signature == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
+
+
+def test_a_case_solved_by_hand() -> None:
+    # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples match, and the lengths are equal.
+    report = score(["the cat sat on a mat"], ["the cat sat on the mat"], target_language="en")
+    assert report.bleu.value == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    assert (report.hypothesis_tokens, report.reference_tokens, report.brevity_penalty) == (6, 6, 1.0)
+
+
+def test_perfect_output() -> None:
+    report = score(ENGLISH, ENGLISH, target_language="en")
+    assert report.bleu.value == pytest.approx(100)
+    assert report.chrf.value == pytest.approx(100)
+    assert (report.sentences, report.exact_match) == (4, 4)
+
+
+def test_short_output_is_penalised() -> None:
+    report = score(shorten(ENGLISH, " "), ENGLISH, target_language="en")
+    assert report.brevity_penalty < 1
+    assert report.hypothesis_tokens < report.reference_tokens
+
+
+def test_a_line_feed_inside_a_line_counts_as_the_space_it_is_printed_as() -> None:
+    report = score(["the semi-\nfinal is on Monday"], ["the semi- final is on Monday"], target_language="en")
+    assert report.bleu.value == pytest.approx(100)
+    assert report.exact_match == 1
+    assert report.hypothesis_sha256 == report.reference_sha256
+
+
+def test_report_survives_json_and_keeps_the_decoding_settings() -> None:
+    decoding: dict[str, str | int | float | bool] = {
+        "beam_size": 4,
+        "length_penalty": 0.6,
+        "precision": "fp32",
+        "cache": True,
+    }
+    report = score(ENGLISH_OUTPUT, ENGLISH, target_language="en", decoding=decoding)
+    again = msgspec.json.decode(msgspec.json.encode(report), type=ScoreReport)
+    assert again == report
+    assert again.decoding == decoding
+    assert "decoding: beam_size=4, length_penalty=0.6, precision=fp32, cache=True" in str(report)
+
+
+def test_references_are_identified_by_the_hash_of_their_file() -> None:
+    report = score(CHINESE_OUTPUT, CHINESE, target_language="zh")
+    file_content = "".join(f"{line}\n" for line in CHINESE).encode("utf-8")
+    assert report.reference_sha256 == hashlib.sha256(file_content).hexdigest()
+    assert report.hypothesis_sha256 != report.reference_sha256
+
+
+def test_text_and_notebook_forms() -> None:
+    assert str(Score("BLEU", 38.327, "nrefs:1|tok:13a")) == "BLEU 38.33  nrefs:1|tok:13a"
+    assert Score("chrF", 5, "a<b")._repr_html_() == "<b>chrF 5.00</b> <code>a&lt;b</code>"
+    report = score(["a cat ."] * 4, ["a cat."] * 4, target_language="en", decoding={"name": "<x>"})
+    lines = str(report).split("\n")
+    assert lines[:2] == [str(report.bleu), str(report.chrf)]
+    assert lines[2].startswith(
+        "4 sentences, 0 equal to the reference; 12 tokens against 12, brevity penalty 1.000"
+    )
+    assert lines[-1] == f"warning: {report.warnings[0]}"
+    assert "decoding: name=&lt;x&gt;<br>warning: The hypotheses look" in report._repr_html_()
+
+
+def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    output = [f"this is line {number} ." for number in range(150)]
+    references = [f"This is line {number}." for number in range(150)]
+    with caplog.at_level(logging.DEBUG):
+        (warning,) = score(output, references, target_language="en").warnings
+    assert warning.startswith("The hypotheses look tokenized, for 150 of 150 lines end in")
+    assert caplog.records == []
+    assert score(output, references, target_language="en", tokenize="none").warnings == ()
+
+
+def test_a_few_lines_with_a_loose_full_stop_are_no_reason_to_warn() -> None:
+    output = ["He left ."] * 99 + ["He left."] * 101
+    assert score(output, ["He left."] * 200, target_language="en").warnings == ()
+
+
+def test_empty_lines_are_noticed() -> None:
+    report = score(["", "He left."], ["She came.", "He left."], target_language="en")
+    assert report.warnings == ("Empty lines among the hypotheses: 1 of 2.",)
+    assert score(["", " "], ["a", "b"], target_language="en").bleu.value == 0
+
+
+def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.evaluation.tokenizers.missing_packages", lambda _: ["MeCab"])
+    report = score(["猫がいる。"], ["犬がいる。"], target_language="ja")
+    assert report.tokenize == "char"
+    assert report.warnings[0].startswith("Japanese was scored by characters")
+
+
+def test_different_line_counts() -> None:
+    with pytest.raises(
+        TransduceError, match="there are 3 hypotheses and 4 references: give files with the same"
+    ):
+        score(ENGLISH_OUTPUT[:3], ENGLISH, target_language="en")
+
+
+def test_nothing_to_score() -> None:
+    with pytest.raises(
+        TransduceError, match="at least one line to score, but there are 0 hypotheses and 0 ref"
+    ):
+        score([], [], target_language="en")
+
+
+def test_unknown_tokenizer() -> None:
+    with pytest.raises(TransduceError, match="did you mean '13a'"):
+        score(ENGLISH_OUTPUT, ENGLISH, target_language="en", tokenize="13")

@@ -1,0 +1,305 @@
+"""Paired tests: right about equal, clearly and randomly different systems, and agreeing with sacreBLEU."""
+
+import math
+import random
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest, Result
+
+from transduce.errors import TransduceError
+from transduce.evaluation import Comparison, compare, resampling, score
+from transduce.evaluation.resampling import (
+    Formula,
+    bleu_from_counts,
+    bootstrap_differences,
+    chrf_from_counts,
+    p_value,
+    randomisation_differences,
+)
+from transduce.evaluation.significance import count_sentences, describe_needed
+
+WORDS = [
+    "the",
+    "a",
+    "dog",
+    "cat",
+    "man",
+    "woman",
+    "house",
+    "river",
+    "sees",
+    "finds",
+    "paints",
+    "old",
+    "young",
+    "red",
+    "green",
+    "near",
+    "under",
+    "with",
+]
+
+
+def make_references(sentences: int, seed: int = 1) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(5, 12))) + "." for _ in range(sentences)]
+
+
+def corrupt(lines: list[str], share: float, seed: int) -> list[str]:
+    """A made-up system that gets this share of the words wrong."""
+    generator = random.Random(seed)
+
+    def translate(line: str) -> str:
+        return " ".join(
+            generator.choice(WORDS) if generator.random() < share else word for word in line.split(" ")
+        )
+
+    return [translate(line) for line in lines]
+
+
+REFERENCES = make_references(300)
+SYSTEM_A = corrupt(REFERENCES, 0.30, seed=2)
+SLIGHTLY_BETTER = corrupt(REFERENCES, 0.27, seed=3)
+MUCH_BETTER = corrupt(REFERENCES, 0.15, seed=4)
+
+
+@pytest.fixture(scope="module")
+def slight() -> Comparison:
+    return compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en")
+
+
+def test_values_are_those_of_score(slight: Comparison) -> None:
+    for system, bleu, chrf in (
+        (SYSTEM_A, slight.bleu.value_a, slight.chrf.value_a),
+        (SLIGHTLY_BETTER, slight.bleu.value_b, slight.chrf.value_b),
+    ):
+        report = score(system, REFERENCES, target_language="en")
+        assert report.bleu.value == pytest.approx(bleu)
+        assert report.chrf.value == pytest.approx(chrf)
+        assert report.bleu.signature == slight.bleu.signature
+        assert report.chrf.signature == slight.chrf.signature
+    assert slight.bleu.difference == pytest.approx(slight.bleu.value_b - slight.bleu.value_a)
+
+
+@pytest.mark.parametrize(("metric", "formula"), [(BLEU, bleu_from_counts), (CHRF, chrf_from_counts)])
+def test_formulas_are_sacrebleus_even_where_counts_are_missing(
+    metric: type[BLEU | CHRF], formula: Formula
+) -> None:
+    pairs = [
+        ("", "a b c d e"),  # nothing at all
+        ("x y z v w", "a b c d e"),  # no match
+        ("a", "a b c d e"),  # no n-gram of higher order
+        ("a x b", "a b"),  # orders without a match; an order that only one side has
+        ("a b x c d e", "a b c d e f g h"),  # short: brevity penalty
+        ("a b c d e f", "a b c d e"),
+        ("a", ""),
+    ]
+    for hypothesis, reference in pairs:
+        oracle = metric(references=[[reference]])
+        counts = count_sentences(oracle, [hypothesis])
+        expected = oracle._aggregate_and_compute(counts.tolist()).score
+        assert formula(counts) == pytest.approx([expected], abs=1e-9), (hypothesis, reference)
+
+
+def test_equal_outputs_are_chance() -> None:
+    result = compare(SYSTEM_A, list(SYSTEM_A), REFERENCES, target_language="en")
+    for row in (result.bleu, result.chrf):
+        assert (row.difference, row.interval_low, row.interval_high) == (0, 0, 0)
+        assert (row.p_bootstrap, row.p_randomisation, row.is_real) == (1, 1, False)
+        expected = f"A and B have the same {row.metric}: there is no difference to explain (p = 1.000)."
+        assert row.verdict == expected
+    assert result.differing == 0
+
+
+def test_a_clear_difference_is_real_in_both_directions() -> None:
+    better = compare(SYSTEM_A, MUCH_BETTER, REFERENCES, target_language="en", names=("old", "new"))
+    worse = compare(MUCH_BETTER, SYSTEM_A, REFERENCES, target_language="en", names=("new", "old"))
+    for forth, back in ((better.bleu, worse.bleu), (better.chrf, worse.chrf)):
+        assert forth.p_bootstrap < 0.01 > forth.p_randomisation
+        assert forth.is_real
+        assert 0 < forth.interval_low < forth.difference < forth.interval_high
+        assert back.difference == -forth.difference
+        assert back.p_randomisation == forth.p_randomisation
+        assert back.verdict == forth.verdict
+    assert better.bleu.verdict == (
+        f"new is better than old by {better.bleu.difference:.2f} BLEU, "
+        "and the difference is real (p = 0.001): "
+        "0 of 1,000 random exchanges of their translations give one as large."
+    )
+
+
+def test_a_difference_that_may_be_chance_says_how_many_sentences_would_tell() -> None:
+    half = slice(0, 60)
+    row = compare(SYSTEM_A[half], SLIGHTLY_BETTER[half], REFERENCES[half], target_language="en").bleu
+    assert 0.05 < row.p_randomisation < 1
+    assert row.interval_low < 0 < row.interval_high
+    assert not row.is_real
+    assert row.verdict.startswith(
+        f"The difference of {abs(row.difference):.2f} BLEU between A and B may be chance"
+    )
+    assert row.verdict.endswith(" sentences would be needed to tell, not 60.")
+
+
+def test_the_verdict_counts_the_draws_behind_p(slight: Comparison) -> None:
+    as_large = round(slight.bleu.p_randomisation * 1001) - 1
+    assert 0 < as_large < 1000
+    assert f": {as_large:,} of 1,000 random exchanges of their translations" in slight.bleu.verdict
+
+
+def test_sentences_needed_by_hand() -> None:
+    # Twice the standard error is needed, half is there: (1.96 * 2) ** 2 = 15.4 times as many.
+    assert describe_needed(0.5, 1.0, sentences=100).startswith("about 1,500 sentences would be needed")
+    assert describe_needed(-3.0, 1.0, sentences=100) == "more sentences would be needed to tell"
+    assert describe_needed(0.001, 1.0, sentences=100).startswith(
+        "even 1,000 times as many sentences as these 100"
+    )
+
+
+def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Result]:
+    """What sacrebleu.significance says of the slightly better system: (BLEU, chrF)."""
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    systems: list[tuple[str, Sequence[str]]] = [("A", SYSTEM_A), ("B", SLIGHTLY_BETTER)]
+    metrics = {"BLEU": BLEU(), "chrF2": CHRF()}
+    _, results = PairedTest(systems, metrics, [REFERENCES], test_type=test_type, n_samples=1000)()
+    bleu, chrf = results["BLEU"][1], results["chrF2"][1]
+    assert isinstance(bleu, Result)
+    assert isinstance(chrf, Result)
+    return bleu, chrf
+
+
+def test_approximate_randomisation_is_sacrebleus(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    bleu, chrf = sacrebleu_results("ar", monkeypatch)
+    # The same draws, and none ties with the observed difference: not near, but equal.
+    assert slight.bleu.p_randomisation == pytest.approx(bleu.p_value, abs=1e-12)
+    assert slight.chrf.p_randomisation == pytest.approx(chrf.p_value, abs=1e-12)
+    assert 0.002 < slight.bleu.p_randomisation < 0.5
+
+
+def test_bootstrap_agrees_with_sacrebleus(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    for theirs, metric, formula, row in zip(
+        sacrebleu_results("bs", monkeypatch),
+        (BLEU(references=[REFERENCES]), CHRF(references=[REFERENCES])),
+        (bleu_from_counts, chrf_from_counts),
+        (slight.bleu, slight.chrf),
+        strict=True,
+    ):
+        counts_a, counts_b = count_sentences(metric, SYSTEM_A), count_sentences(metric, SLIGHTLY_BETTER)
+        differences = bootstrap_differences(counts_a, counts_b, formula, resamples=1000, seed=12345)
+        # From the same draws, sacreBLEU tests the size of the difference without its sign, and one side only.
+        sizes = np.abs(differences)
+        their_p = (np.count_nonzero(sizes - sizes.mean() > abs(row.difference)) + 1) / 1001
+        assert their_p == pytest.approx(theirs.p_value, abs=0.002)
+        assert (row.interval_low, row.interval_high) == tuple(np.quantile(differences, [0.025, 0.975]))
+        # Ours is what a normal distribution of this width gives, on both sides.
+        deviations = abs(row.difference) / differences.std()
+        assert row.p_bootstrap == pytest.approx(math.erfc(deviations / math.sqrt(2)), abs=0.03)
+
+
+@pytest.mark.parametrize(("metric", "formula"), [(BLEU, bleu_from_counts), (CHRF, chrf_from_counts)])
+def test_without_a_true_difference_p_is_uniform(metric: type[BLEU | CHRF], formula: Formula) -> None:
+    references = make_references(50, seed=9)
+    oracle = metric(references=[references])
+    systems = [count_sentences(oracle, corrupt(references, 0.3, seed)) for seed in range(100, 140)]
+    randomisation, bootstrap = [], []
+    for number in range(150):
+        a, b = systems[number % 40], systems[(number + 1 + number // 40) % 40]
+        difference = float((formula(b.sum(axis=0)[None]) - formula(a.sum(axis=0)[None]))[0])
+        exchanged = randomisation_differences(a, b, formula, resamples=199, seed=number)
+        resampled = bootstrap_differences(a, b, formula, resamples=199, seed=number)
+        randomisation.append(p_value(difference, exchanged))
+        bootstrap.append(p_value(difference, resampled - resampled.mean()))
+    for p_values in (np.array(randomisation), np.array(bootstrap)):
+        assert np.mean(p_values) == pytest.approx(0.5, abs=0.08)
+        for level in (0.1, 0.25, 0.5, 0.75):
+            assert np.mean(p_values <= level) == pytest.approx(level, abs=0.1)
+
+
+def test_the_seed_decides_everything() -> None:
+    first, again, other = (
+        compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en", resamples=200, seed=seed)
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first.bleu.interval_low != other.bleu.interval_low
+
+
+def test_draws_in_small_portions_are_the_same_draws(
+    slight: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resampling, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
+    assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
+
+
+def test_one_sentence_proves_nothing() -> None:
+    result = compare(["a b c d e"], ["v w x y z"], ["a b c d e"], target_language="en")
+    assert result.bleu.difference == pytest.approx(-100)
+    assert result.bleu.p_randomisation == 1
+    assert "more sentences would be needed" in result.bleu.verdict
+
+
+def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
+    references = make_references(1500)
+    system_a, system_b = corrupt(references, 0.3, seed=5), corrupt(references, 0.3, seed=6)
+    metric = BLEU(references=[references])
+    counts_a, counts_b = count_sentences(metric, system_a), count_sentences(metric, system_b)
+    started_at = time.perf_counter()
+    bootstrap_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
+    randomisation_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
+    elapsed_seconds = time.perf_counter() - started_at
+    assert elapsed_seconds < 2
+
+
+def test_settings_reach_the_metrics() -> None:
+    result = compare(
+        ["我爱你。"] * 2, ["我爱她。"] * 2, ["我爱他。"] * 2, target_language="zh", lowercase=True
+    )
+    assert "tok:zh" in result.bleu.signature
+    assert "case:lc" in result.bleu.signature
+    assert "case:lc" in result.chrf.signature
+
+
+def test_warnings_name_the_system() -> None:
+    result = compare(["", "b"], ["a", "b"], ["a", "b"], target_language="en", names=("old", "new"))
+    assert result.warnings == ("Empty lines among the hypotheses of old: 1 of 2.",)
+
+
+def test_table(slight: Comparison) -> None:
+    lines = str(slight).split("\n")
+    assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomisation p bootstrap"
+    values = [f"{slight.bleu.value_a:.2f}", f"{slight.bleu.value_b:.2f}", f"{slight.bleu.difference:+.2f}"]
+    assert lines[1].split()[:4] == ["BLEU", *values]
+    assert len({len(line) for line in lines[:3]}) == 1
+    assert lines[3:5] == [slight.bleu.verdict, slight.chrf.verdict]
+    assert lines[5].endswith("; 1,000 resamples, seed 12345")
+    assert lines[6:] == [f"BLEU  {slight.bleu.signature}", f"chrF  {slight.chrf.signature}"]
+
+
+def test_comparison_survives_json(slight: Comparison) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(slight), type=Comparison) == slight
+
+
+def test_different_line_counts() -> None:
+    message = "there are 1 hypotheses of A and 2 hypotheses of B and 2 references"
+    with pytest.raises(TransduceError, match=message):
+        compare(["a"], ["a", "b"], ["a", "b"], target_language="en")
+
+
+def test_too_few_resamples() -> None:
+    with pytest.raises(TransduceError, match="at least 100 resamples, but 99 were asked for"):
+        compare(["a"], ["b"], ["a"], target_language="en", resamples=99)
+
+
+def test_negative_seed() -> None:
+    with pytest.raises(TransduceError, match="seed must not be negative, but it is -1"):
+        compare(["a"], ["b"], ["a"], target_language="en", seed=-1)
+
+
+def test_two_systems_of_one_name() -> None:
+    with pytest.raises(TransduceError, match="two names, but both are called 'model'"):
+        compare(["a"], ["b"], ["a"], target_language="en", names=("model", "model"))

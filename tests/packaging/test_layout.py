@@ -1,0 +1,151 @@
+"""Size budgets and bans: all can be read in one go, and nothing runs code that it finds in a file."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "transduce"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FUNCTION = 80
+MOST_PARAMETERS = 9
+VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "core", "misc", "tools"}
+
+BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.jit.load"}
+
+# Put together from halves, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = tuple(
+    ".".join(halves)
+    for halves in (("pypi", "org"), ("pythonhosted", "org"), ("download.pytorch", "org"), ("anaconda", "org"))
+)
+PROSE = {".py", ".md", ".toml", ".txt", ".html", ".js", ".css", ".cfg", ".yml", ".yaml", ".sh", ""}
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci", ".github")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def long_files(name: str, text: str) -> Iterator[str]:
+    lines = text.count("\n")
+    if lines > MOST_LINES_OF_A_FILE:
+        yield f"{name} has {lines} lines, but at most {MOST_LINES_OF_A_FILE} are allowed"
+
+
+def large_functions(name: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, Function):
+            yield from _excess(f"{name}:{node.lineno} {node.name}", node)
+
+
+def _excess(where: str, function: Function) -> Iterator[str]:
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if lines > MOST_LINES_OF_A_FUNCTION:
+        yield f"{where} has {lines} lines, but at most {MOST_LINES_OF_A_FUNCTION} are allowed"
+    positional = [*function.args.posonlyargs, *function.args.args]
+    if positional and positional[0].arg in {"self", "cls"}:
+        positional = positional[1:]
+    parameters = len(positional) + len(function.args.kwonlyargs)
+    if parameters > MOST_PARAMETERS:
+        yield f"{where} has {parameters} parameters, but at most {MOST_PARAMETERS} are allowed"
+
+
+def banned_code(name: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        for used in _used_names(node):
+            if used in BANNED_CALLS or used.partition(".")[0] in BANNED_MODULES:
+                yield f"{name}:{node.lineno} uses {used}"  # type: ignore[attr-defined]
+
+
+def _used_names(node: ast.AST) -> Iterator[str]:
+    """The modules that an import names, or the dotted name that a call calls."""
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=str(module), names=names):
+            yield from (f"{module}.{alias.name}" for alias in names)
+        case ast.Call(func=ast.Name(id=called)):
+            yield called
+        case ast.Call(func=ast.Attribute() as called):
+            yield ast.unparse(called)
+        case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+            yield "pickle"
+
+
+CHECKS = [long_files, large_functions, banned_code]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_source_keeps_to_the_rules(check: object) -> None:
+    assert callable(check)
+    names = [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in SOURCES]
+    assert [finding for name, text in names for finding in check(name, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("x = 1\n" * 401, "a.py has 401 lines"),
+        ("def f():\n" + "    x = 1\n" * 80, "a.py:1 f has 81 lines"),
+        ("class A:\n    def f(self, a, b, c, d, e, f, g, h, i, *, j): ...\n", "a.py:2 f has 10 parameters"),
+        ("import pickle\n", "a.py:1 uses pickle"),
+        ("from pickle import loads\n", "a.py:1 uses pickle.loads"),
+        ("\nimport torch\ntorch.load('x')\n", "a.py:3 uses torch.load"),
+        ("from torch import load\n", "a.py:1 uses torch.load"),
+        ("eval('1')\n", "a.py:1 uses eval"),
+        ("exec('1')\n", "a.py:1 uses exec"),
+    ],
+)
+def test_a_breach_is_found(text: str, finding: str) -> None:
+    findings = [found for check in CHECKS for found in check("a.py", text)]
+    assert len(findings) == 1
+    assert findings[0].startswith(finding)
+
+
+def test_what_only_looks_like_a_breach_is_not_one() -> None:
+    text = "class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\nmodel.eval()\nre.compile('x')\n"
+    assert [found for check in CHECKS for found in check("a.py", text)] == []
+
+
+def test_every_module_says_what_it_is_about() -> None:
+    names = {part.removesuffix(".py") for path in SOURCES for part in path.relative_to(PACKAGE).parts}
+    assert sorted(names & VAGUE_NAMES) == []
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {parent for path in SOURCES for parent in path.parents if parent.is_relative_to(PACKAGE)}
+    missing = [folder for folder in folders if not (folder / "__init__.py").exists()]
+    assert sorted(folder.relative_to(ROOT).as_posix() for folder in missing) == []
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name != "dev"}
+    declared = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    distributions = {line.partition(">=")[0].replace("-", "_") for line in declared}
+    imported = {
+        used.partition(".")[0]
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for used in _used_names(node)
+    }
+    assert sorted(imported - sys.stdlib_module_names - distributions - {"transduce"}) == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    files = [path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".coverage")]
+    files += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    found = [
+        f"{path.relative_to(ROOT)}: {host}"
+        for path in files
+        if path.suffix in PROSE and "__pycache__" not in path.parts
+        for host in REGISTRY_HOSTS
+        if host in path.read_text(encoding="utf-8", errors="replace")
+    ]
+    assert found == []
