@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from transduce.errors import TransduceError
 
 if TYPE_CHECKING:
+    from transduce.demo import demo
     from transduce.evaluation.scores import ScoreReport, score
     from transduce.evaluation.significance import Comparison, compare
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.runtime.translation import Alternative, Translation
     from transduce.runtime.translator import Translator, load
-    from transduce.tasks.demo import demo
     from transduce.tasks.train import train
     from transduce.text.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ _HOMES = {
     "Translation": "transduce.runtime.translation",
     "Translator": "transduce.runtime.translator",
     "compare": "transduce.evaluation.significance",
-    "demo": "transduce.tasks.demo",
+    "demo": "transduce.demo",
     "load": "transduce.runtime.translator",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",

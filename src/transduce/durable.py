@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes or replaces a file atomically."""
+    """Writes or replaces a file atomically; what is no file, such as /dev/null or a link, is written to as it is."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+        return
     partial = path.with_name(f".partial-{path.name}")
     partial.write_bytes(content)
     replace_file(partial, path)

@@ -7,11 +7,13 @@ from transduce.commands.options import (
     add_computing,
     add_scoring,
     add_search,
+    check_writable,
     load_translator,
     search_arguments,
     write_report,
 )
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import check_line_counts
 from transduce.evaluation.significance import compare
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
@@ -38,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
+    check_writable(options.json)
     references = list(read_lines(options.reference))
+    if options.source is not None:
+        check_line_counts({"sources": list(read_lines(options.source)), "references": references})
     hypotheses_a, language_a = _hypotheses(options.a, options)
     hypotheses_b, language_b = _hypotheses(options.b, options)
     comparison = compare(

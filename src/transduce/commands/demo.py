@@ -5,7 +5,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from transduce.tasks.demo import STEPS, demo
+from transduce.demo import STEPS, demo
+from transduce.errors import TransduceError
+from transduce.tasks.run import SETTINGS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trains, shows, and ends with the share of held-out sentences that came out exactly right."""
     if options.again:
-        shutil.rmtree(Path(options.out), ignore_errors=True)
+        _remove_run(Path(options.out))
     result = demo(options.out, seed=options.seed, steps=options.steps, device=options.device, threads=options.threads)
     sys.stdout.write(f"\n{result}\n")
     return 0
+
+
+def _remove_run(folder: Path) -> None:
+    """Removes a folder that a run made, and no other."""
+    if folder.exists() and not (folder / SETTINGS_FILE).exists():
+        raise TransduceError(f"`--again` removes a run, but {folder} holds none: name another folder with --out.")
+    shutil.rmtree(folder, ignore_errors=True)

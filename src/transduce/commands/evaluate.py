@@ -3,16 +3,19 @@
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from transduce.commands.options import (
     add_computing,
     add_scoring,
     add_search,
+    check_writable,
     load_translator,
     search_arguments,
     write_report,
 )
-from transduce.evaluation.scores import score
+from transduce.durable import write_file
+from transduce.evaluation.scores import check_line_counts, score
 from transduce.text.files import read_lines
 
 
@@ -30,14 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
-    translator = load_translator(options.model, options)
+    check_writable(options.output, options.json)
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
+    check_line_counts({"sources": sources, "references": references})
+    translator = load_translator(options.model, options)
     started_at = time.monotonic()
     search = search_arguments(options)
     hypotheses = [translation.text for translation in translator(sources, **search)]
     elapsed_seconds = time.monotonic() - started_at
     if options.output:
-        write_lines(options.output, hypotheses)
+        write_file(Path(options.output), "".join(f"{line}\n" for line in hypotheses).encode())
     report = score(
         hypotheses,
         references,
@@ -50,9 +55,3 @@ def run(options: argparse.Namespace) -> int:
     write_report(report, options.json)
     sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")
     return 0
-
-
-def write_lines(path: str, lines: list[str]) -> None:
-    """Writes lines as UTF-8, whatever the locale says."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)

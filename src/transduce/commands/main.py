@@ -72,6 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone, as in `transduce translate … | head`. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"transduce: A file or folder could not be used: {place}{error.strerror}.\n")
+        return 2
 
 
 def _run(arguments: list[str]) -> int:

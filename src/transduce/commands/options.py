@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from transduce.durable import write_file
+from transduce.errors import TransduceError
 from transduce.runtime.translator import Translator, load
 
 
@@ -63,6 +64,19 @@ def search_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "length_penalty": options.length_penalty,
         "max_length": options.max_length,
     }
+
+
+def check_writable(*paths: str | None) -> None:
+    """Refuses, before any work is done, what could not be written after it.
+
+    Raises:
+        TransduceError: the folder of one is missing, or it is a folder itself.
+    """
+    for path in map(Path, filter(None, paths)):
+        if not path.parent.is_dir():
+            raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
+        if path.is_dir():
+            raise TransduceError(f"{path} cannot be written: it is a folder.")
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:

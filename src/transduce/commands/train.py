@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from transduce.tasks.run import RunRequest, train_run
-from transduce.tasks.settings import read_settings
-from transduce.tasks.train import put_setting
+from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.choices import PRESETS
 
 # Options that are settings, by the setting's name.

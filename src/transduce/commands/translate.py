@@ -1,6 +1,8 @@
 """`transduce translate MODEL < in.txt > out.txt`."""
 
 import argparse
+import codecs
+import contextlib
 import io
 import sys
 from collections.abc import Iterable, Iterator
@@ -44,9 +46,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of standard input, as read_lines reads a file."""
-    for line in sys.stdin.buffer:
-        yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
+    """Lines of standard input, as read_lines reads a file; but bytes that are no UTF-8 become U+FFFD.
+
+    A file can be mended and a stream cannot, so its other lines are translated all the same.
+    """
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        text = line.decode("utf-8", "replace")
+        if text.count("\ufffd") > line.count("\ufffd".encode()):
+            sys.stderr.write(f"Standard input, line {number}: what is not UTF-8 was read as U+FFFD.\n")
+        yield text
 
 
 def translate_lines(
@@ -84,7 +95,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, options: argparse.N
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:
         try:
-            sentence = input("> ")
+            sentence = _ask()
         except EOFError:
             return
         if not sentence.strip():
@@ -92,3 +103,14 @@ def prompt(translator: Translator, output: io.TextIOWrapper, options: argparse.N
         for alternative in translator(sentence, n_best=options.n_best, **search_arguments(options)).alternatives:
             output.write(alternative.text + "\n")
         output.flush()
+
+
+def _ask() -> str:
+    """A line that a person types; the mark before it never goes into a file that takes the translations."""
+    with contextlib.suppress(ImportError):  # Windows has none; its console edits lines by itself
+        import readline  # noqa: F401
+    if sys.stdout.isatty():
+        return input("> ")
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+    return input()

@@ -26,12 +26,12 @@ def permutation(size: int, *key: int) -> Indices:
 
 
 class Blocks:
-    """The corpus's pairs dealt into blocks of about ``BLOCK_PAIRS``; a small corpus is one block."""
+    """The corpus's pairs dealt into blocks of ``BLOCK_PAIRS`` or somewhat more; a small corpus is one block."""
 
     def __init__(self, pairs: int, seed: int) -> None:
         chunks = -(-pairs // CHUNK_PAIRS)
         self.pairs = pairs
-        self.count = max(1, round(pairs / BLOCK_PAIRS))
+        self.count = max(1, pairs // BLOCK_PAIRS)
         self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
 
     def runs(self, block: int) -> list[tuple[int, int]]:

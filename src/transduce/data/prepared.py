@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from transduce.data.holdout import HoldOut, HoldOutSettings
 from transduce.data.idfiles import IdRun, SideCard, SideReader, SideWriter
+from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, LineNotes, Pair, Tokenizer, read_pairs
-from transduce.text.files import write_atomically
 from transduce.text.filters import HELD_OUT, PairFilter
 
 _FORMAT_VERSION = 1
@@ -149,7 +149,7 @@ def prepare(
     try:
         run = _Preparation(tokenizer, filters, partial, threads, report_progress)
         card = run.write(files, hold_out)
-        write_atomically(partial / _CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
+        write_file(partial / _CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
         _replace_folder(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -250,7 +250,7 @@ class _Preparation:
         if held:
             for side, name in enumerate(_HELD_OUT_NAMES):
                 text = "".join(f"{pair[side]}\n" for pair in held)
-                write_atomically(self._folder / name, text.encode("utf-8"))
+                write_file(self._folder / name, text.encode("utf-8"))
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -3,6 +3,9 @@
 Legend: N layers, H heads, S source pieces with the end symbol, T target pieces with the end symbol.
 """
 
+import re
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +13,10 @@ import torch
 
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.translator import Translator, pad
+from transduce.text.languages import unspaced_characters
 
 Weights = npt.NDArray[np.float32]
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
@@ -75,10 +80,14 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     """
     source_words, source_groups = group_words(maps.source_pieces[:-1])
     target_words, target_groups = group_words(maps.target_pieces[:-1])
+    weights = np.zeros((len(target_words), len(source_words)), dtype=np.float32)
+    if weights.size == 0:
+        return WordAttention(source_words, target_words, weights)
     mixed = _mix_heads(maps.memory[:, :, :-1, :-1])  # (T - 1, S - 1)
-    by_source = np.stack([mixed[:, group].sum(axis=1) for group in source_groups], axis=1)
-    weights = np.stack([by_source[group].mean(axis=0) for group in target_groups])
-    return WordAttention(source_words, target_words, weights.astype(np.float32))
+    for row, target_group in enumerate(target_groups):
+        for column, source_group in enumerate(source_groups):
+            weights[row, column] = mixed[np.ix_(target_group, source_group)].sum(axis=1).mean()
+    return WordAttention(source_words, target_words, weights)
 
 
 def _mix_heads(memory: Weights) -> Weights:
@@ -88,19 +97,39 @@ def _mix_heads(memory: Weights) -> Weights:
     return np.asarray(mixed, dtype=np.float32)
 
 
-def group_words(pieces: tuple[str, ...]) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Words and the pieces of each. A word begins at a piece with ▁; text without spaces is its pieces."""
-    unspaced = sum(piece.startswith("▁") for piece in pieces) <= 1 and len(pieces) > 1
-    words: list[str] = []
+def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Words, and the numbers of the pieces of each.
+
+    A word begins at a piece with ▁. In a script without spaces every piece is a word, and so is a character that is
+    spelt in bytes. A ▁ with no word after it is left out.
+    """
     groups: list[list[int]] = []
     for number, piece in enumerate(pieces):
-        text = piece.removeprefix("▁")
-        if piece.startswith("▁") or unspaced or not words:
-            if not text and unspaced:
-                continue
-            words.append(text)
+        begins = number == 0 or _begins_word(pieces[number - 1], piece)
+        if begins:
             groups.append([number])
         else:
-            words[-1] += text
             groups[-1].append(number)
-    return tuple(words), groups
+    spelt = [(_spell([pieces[number] for number in group]), group) for group in groups]
+    return tuple(word for word, _ in spelt if word), [group for word, group in spelt if word]
+
+
+def _begins_word(before: str, piece: str) -> bool:
+    byte = _byte_of(piece)
+    if byte is not None:
+        return byte >= 0xC0  # a byte from 0x80 to 0xBF goes on with a character, one below is of an alphabet
+    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or _byte_of(before) is not None
+
+
+def _byte_of(piece: str) -> int | None:
+    """The byte of a piece such as <0xE6>."""
+    return int(piece[3:5], 16) if _BYTE.fullmatch(piece) else None
+
+
+def _spell(pieces: Sequence[str]) -> str:
+    """The text of a word's pieces."""
+    content = b""
+    for piece in pieces:
+        byte = _byte_of(piece)
+        content += piece.encode() if byte is None else bytes([byte])
+    return content.decode("utf-8", "replace").removeprefix("▁")

@@ -51,9 +51,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name in ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"):
             if getattr(self, name) < 1:
                 raise TransduceError(f"`model.{name}` must be at least 1, but is {getattr(self, name)}.")
+        for name, width in (("d_k", self.d_k), ("d_v", self.d_v)):
+            if width is not None and width < 1:
+                raise TransduceError(f"`model.{name}` must be at least 1, but is {width}.")
         if self.d_model % 2:
             raise TransduceError(f"`model.d_model` must be even (a sine and a cosine a pair), but is {self.d_model}.")
-        if self.d_k is None and self.d_model % self.num_heads:
+        if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
             raise TransduceError(
                 f"`model.d_model` must be a multiple of `model.num_heads`, but {self.d_model} is not one of "
                 f"{self.num_heads}: change one of them, or set `model.d_k` and `model.d_v`."

@@ -13,6 +13,7 @@ from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import GatedFeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer, build_norm
 from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
 
@@ -116,8 +117,8 @@ def initialize(model: Transformer) -> None:
     """Initial weights from PyTorch's generator.
 
     Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
-    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape; the three that stand
-    in one matrix are drawn one by one. Biases are zero.
+    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape; those that stand in
+    one matrix (queries, keys and values; the two halves of a gated layer) are drawn one by one. Biases are zero.
     """
     config = model.config
     weights = {id(w): w for w in (model.source_weight, model.target_weight, model.output_weight)}
@@ -131,6 +132,9 @@ def initialize(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             for part in module.projection.weight.detach().split(module.widths):
+                nn.init.xavier_uniform_(part)
+        elif isinstance(module, GatedFeedForward):
+            for part in module.inner.weight.detach().chunk(2):
                 nn.init.xavier_uniform_(part)
     with torch.no_grad():
         for weight in weights.values():

@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     source_language: str | None
     target_language: str | None
     sha256: dict[str, list[str]]
-    """The weights may have two: the one being replaced, and the one that replaces it."""
+    """One a file; while the weights are replaced they have the digest of the old ones too."""
 
 
 class ModelFolder(msgspec.Struct, frozen=True):
@@ -96,15 +96,18 @@ def _generation_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _known_digests(folder: Path) -> list[str]:
+    """All that the weights in the folder may have: where an earlier writer was killed there are several."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])[:1]
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])
     except (OSError, msgspec.MsgspecError):
         return []
 
 
 def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
     others = [
-        name for name in ("config.json", "sentencepiece.model", "source.spm", "target.spm") if (folder / name).exists()
+        name
+        for name in ("config.json", "tokenizer_settings.json", "sentencepiece.model", "source.spm", "target.spm")
+        if (folder / name).exists()
     ]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -129,8 +132,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
             "(a run has one from its first validation on)."
         )
     config = _read_config(folder / "config.json")
-    manifest = _read_manifest(folder)
-    _check_digests(folder, manifest)
+    manifest = _read_checked_manifest(folder)
     with torch.device("meta"):
         model = Transformer(config)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
@@ -159,9 +161,27 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def _read_checked_manifest(folder: Path) -> Manifest:
+    """The manifest, once every file is found to be what it says."""
+    manifest = _read_manifest(folder)
+    try:
+        _check_digests(folder, manifest)
+    except TransduceError:
+        # A run may have replaced its weights since the manifest was read; then there is another one now.
+        newer = _read_manifest(folder)
+        if newer == manifest:
+            raise
+        manifest = newer
+        _check_digests(folder, manifest)
+    return manifest
+
+
 def _check_digests(folder: Path, manifest: Manifest) -> None:
-    for name, digests in manifest.sha256.items():
-        if Path(name).name != name or not (folder / name).is_file():
+    nothing: dict[str, list[str]] = {WEIGHTS: []}
+    for name, digests in (nothing | manifest.sha256).items():
+        if Path(name).name != name:
+            raise TransduceError(f"{folder / MANIFEST} must list files of its own folder, but lists `{name}`.")
+        if not (folder / name).is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
         if file_sha256(folder / name) not in digests:
             raise TransduceError(f"{folder / name} is damaged: it is not what the manifest says was written.")
@@ -182,11 +202,19 @@ def _read_weights(path: Path, model: Transformer, config: ModelConfig) -> dict[s
                     f"unexpected {sorted(present - known) or 'none'}."
                 )
             for name, parts in wanted.items():
-                weights[name] = torch.cat([file.get_tensor(part) for part in parts]).float()
+                weights[name] = _join(path, {part: file.get_tensor(part) for part in parts})
     except (OSError, SafetensorError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
     _check_shapes(path, weights, model)
     return weights
+
+
+def _join(path: Path, parts: Mapping[str, Tensor]) -> Tensor:
+    """The rows of several tensors, one after another."""
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
+        raise TransduceError(f"{path}: these tensors must have rows of one length, but have the shapes {shapes}.")
+    return torch.cat(list(parts.values())).float()
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: Transformer) -> None:

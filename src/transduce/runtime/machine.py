@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,11 @@ import torch
 from transduce.errors import TransduceError
 
 Precision = Literal["fp32", "bf16"]
+
+
+# Values of ONEDNN_MAX_CPU_ISA, by which a person keeps instructions from being used.
+_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+_WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +58,25 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     """
     if threads is not None and threads < 1:
         raise TransduceError(f"`threads` must be at least 1, but is {threads}.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds no GPU here: use `cpu`.")
-    if not (device == "cpu" or device.startswith("cuda")):
-        raise TransduceError(f"`device` must be `auto`, `cpu` or `cuda`, but is `{device}`.")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    held_back = isa in ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
-    amx = not held_back and isa != "AVX512_CORE_BF16" and bool(torch.cpu._is_amx_tile_supported())
-    bf16 = not held_back and _has_avx512_bf16()
-    return Machine(device=device, threads=threads or usable_cores(), amx=amx, avx512_bf16=bf16)
+    return Machine(
+        device=_find_device(device),
+        threads=threads or usable_cores(),
+        amx=isa not in _WITHOUT_AMX and bool(torch.cpu._is_amx_tile_supported()),
+        avx512_bf16=isa not in _WITHOUT_BF16 and _has_avx512_bf16(),
+    )
+
+
+def _find_device(asked: str) -> str:
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
+        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{asked}`.")
+    gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
+    if asked != "cpu" and int(asked.partition(":")[2] or 0) >= gpus:
+        found = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
+        raise TransduceError(f"The device `{asked}` was asked for, but PyTorch finds {found} here: use another.")
+    return asked
 
 
 def _has_avx512_bf16() -> bool:
@@ -91,13 +105,14 @@ def _cgroup_limit(root: Path) -> int | None:
         if quota == "max" or int(quota) <= 0:
             return None
         return -(-int(quota) // int(period))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None
 
 
 def describe(machine: Machine) -> str:
     """One line for people."""
     extras = [name for name, has in (("AMX", machine.amx), ("AVX-512 bf16", machine.avx512_bf16)) if has]
-    return f"{platform.system()} {platform.machine()}, {machine.device}, {machine.threads} threads" + (
+    threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
+    return f"{platform.system()} {platform.machine()}, {machine.device}, {threads}" + (
         f", {' and '.join(extras)}" if extras else ""
     )

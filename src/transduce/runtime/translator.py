@@ -84,7 +84,7 @@ class Translator:
         """Translates one sentence, or several in one go; the order is kept.
 
         Args:
-            text: a sentence, or a list of them. An empty one comes back empty.
+            text: a sentence, or a list of them. An empty or blank one comes back empty.
             beam_size: hypotheses kept at each step; 1 is greedy search.
             length_penalty: alpha; greater values favour longer translations.
             n_best: alternatives returned for each sentence.
@@ -119,10 +119,12 @@ class Translator:
         """Translates sentences, sorted by length inside and returned in their own order."""
         ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
         translations: list[Translation | None] = [None] * len(sentences)
-        for number, pieces in enumerate(ids):
-            if len(pieces) == 1:
-                translations[number] = Translation(sentences[number], (_nothing(),))
-        waiting = [number for number, pieces in enumerate(ids) if len(pieces) > 1]
+        waiting = []
+        for number, sentence in enumerate(sentences):
+            if sentence.strip() and len(ids[number]) > 1:
+                waiting.append(number)
+            else:
+                translations[number] = Translation(sentence, (_nothing(),))
         for numbers in _batches(waiting, ids, _BATCH_PIECES // search.beam_size):
             found = self.search_ids([ids[number] for number in numbers], search)
             for number, hypotheses in zip(numbers, found, strict=True):

@@ -1,4 +1,8 @@
-"""Greedy search: the best piece at each step. Beam search with one hypothesis finds the same, more slowly."""
+"""Greedy search: the best piece at each step, until it is the end symbol.
+
+Beam search with one hypothesis and no length penalty finds the same, more slowly; with a length penalty it goes on
+while a longer hypothesis could still score better.
+"""
 
 from collections.abc import Sequence
 

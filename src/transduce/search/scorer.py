@@ -19,7 +19,7 @@ class Scorer(Protocol):
             pieces: the newest piece of each hypothesis, (B, W); at the first step the start symbol, (B, 1).
 
         Returns:
-            Logits, (B, W, V), of any floating type; search normalises them.
+            Logits, (B, W, V), of any floating type; search normalises them, and rules may write into them.
         """
 
     def reorder(self, parents: Tensor) -> None:

@@ -28,8 +28,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"`n_best` must be between 1 and `beam_size` ({self.beam_size}), but is {self.n_best}: "
                 "raise `beam_size`."
             )
-        if self.length_penalty < 0:
-            raise TransduceError(f"`length_penalty` must not be negative, but is {self.length_penalty}.")
+        for name in ("length_penalty", "max_length_factor", "max_length_extra"):
+            if not getattr(self, name) >= 0:
+                raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
         if self.max_length is not None and self.max_length < 1:
             raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
         if self.min_length < 0:

@@ -12,7 +12,7 @@ from transduce.data.prepared import PreparedCorpus, prepare
 from transduce.errors import TransduceError
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, read_pairs
-from transduce.text.languages import language_of, unspaced_characters, valid_language
+from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
@@ -66,12 +66,15 @@ def prepare_corpus(
     data = settings.data
     if not data.source:
         raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
-    if bool(data.dev_source) != bool(data.dev_target):
-        raise TransduceError("A dev set has two sides: give both --dev-source and --dev-target, or neither.")
     files = _files(data.source, data.target, data)
+    # Everything is read once before anything is written, so that a missing or uneven file leaves nothing behind.
     size = measure(files)
+    if data.dev_source:
+        measure(_files(data.dev_source, data.dev_target, data))
     chosen = choose_tokenizer(size)
     tokenizer = Tokenizer.train(lambda: read_pairs(files), chosen, shrink=settings.tokenizer.vocabulary_size is None)
+    if tokenizer.source.size < chosen.vocabulary_size:
+        display.say(f"The text allows {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
     tokenizer.save(folder)
     hold_out = None if data.dev_source else HoldOutSettings()
     prepared = prepare(files, tokenizer, data.filters, folder / CORPUS_FOLDER, hold_out=hold_out)
@@ -118,9 +121,6 @@ def _files(source: tuple[str, ...], target: tuple[str, ...], data: DataSettings)
 def _languages(data: DataSettings) -> tuple[str | None, str | None]:
     """As said, or by the suffixes of the files."""
     if data.languages is not None:
-        for code in data.languages:
-            if not valid_language(code):
-                raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
         return data.languages
     source = language_of(data.source[0]) if data.target else None
     return source, language_of(data.target[0]) if data.target else None

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
 from transduce.search.settings import SearchSettings
@@ -119,13 +118,7 @@ def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer, account
 
 
 def resolve_preset(settings: Settings, pairs: int, account: Account) -> str:
-    """The size of the model, from the number of pairs.
-
-    Raises:
-        TransduceError: there is no such preset.
-    """
-    if settings.preset is not None and settings.preset not in PRESETS:
-        raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{settings.preset}`.")
+    """The size of the model, from the number of pairs."""
     name: str = account.take("preset", settings.preset, choose_preset(pairs))
     return name
 
@@ -148,7 +141,7 @@ def resolve_training(
     else:
         steps = take("training.steps", said.steps, choose_steps(pairs, epoch_tokens, batch_tokens))
     schedule = take("training.schedule", said.schedule, choose_schedule(model.norm_order))
-    warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps, model.norm_order))
+    warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
     return ResolvedTraining(
         seed=said.seed,
         steps=steps,

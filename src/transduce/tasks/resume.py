@@ -15,7 +15,6 @@ _CHANGEABLE = {
     f"training.{name}"
     for name in (
         "steps",
-        "minutes",
         "learning_rate",
         "report_every",
         "validate_every",
@@ -37,7 +36,7 @@ def read_resolved(path: Path) -> ResolvedSettings:
     try:
         content = tomllib.loads(path.read_text("utf-8"))
         return msgspec.convert(_with_nulls(content), ResolvedSettings)
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
@@ -59,12 +58,18 @@ def override(stored: ResolvedSettings, said: Mapping[str, Any]) -> ResolvedSetti
         old = table.get(last)
         if name in _CHANGEABLE:
             table[last] = value
+            if name == "training.steps":
+                table["minutes"] = None
         elif old != value:
             raise TransduceError(
-                f"`{name}` was {old} when this run began, and cannot become {value} on --resume: leave it as it was, "
-                "or start another run with another --out."
+                f"`{name}` was {_shown(old)} when this run began, and cannot become {_shown(value)} on --resume: leave "
+                "it as it was, or start another run with another --out."
             )
     return msgspec.convert(content, ResolvedSettings)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

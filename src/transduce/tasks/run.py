@@ -1,5 +1,6 @@
 """A training run from text files to a model folder: the one place where all parts meet."""
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ from transduce.tasks.resolve import (
     resolve_training,
 )
 from transduce.tasks.resume import override, read_resolved
-from transduce.tasks.settings import Settings, make_settings, to_toml
+from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
 from transduce.tasks.translation import DevSet, TranslationTask
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.loop import Trainer, TrainResult
@@ -83,11 +84,10 @@ class Run:
             epoch_tokens=corpus.target_tokens,
             account=account,
         )
-        data = msgspec.structs.replace(settings.data, languages=corpus.languages)
         return ResolvedSettings(
             preset=preset,
             task=settings.task,
-            data=data,
+            data=_with_languages(settings.data, corpus.languages),
             tokenizer=corpus.tokenizer_settings,
             model=model,
             training=training,
@@ -105,7 +105,20 @@ class Run:
         """Takes up the settings and the corpus of a run that was stopped."""
         stored = read_resolved(self.request.out / SETTINGS_FILE)
         resolved = override(stored, self.request.settings)
-        return resolved, open_corpus(self.request.out, resolved.data, resolved.tokenizer)
+        corpus = open_corpus(self.request.out, resolved.data, resolved.tokenizer)
+        write_settings(self.request.out, resolved)
+        return resolved, corpus
+
+
+def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
+    """Languages that the files' suffixes told are written down; they tell them again where one is not known."""
+    source, target = languages
+    return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
+
+
+def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
+    """Puts a run's settings beside its checkpoints."""
+    write_file(folder / SETTINGS_FILE, to_toml(resolved).encode())
 
 
 def train_run(request: RunRequest) -> TrainResult | None:
@@ -126,14 +139,23 @@ def train_run(request: RunRequest) -> TrainResult | None:
         resolved, corpus = run.resume()
     else:
         _refuse_to_overwrite(request, has_run)
-        if request.resume:
-            display.say(f"Nothing was saved in {request.out}: starting afresh.")
-        request.out.mkdir(parents=True, exist_ok=True)
-        resolved, corpus = run.start(request.out)
-        write_file(request.out / SETTINGS_FILE, to_toml(resolved).encode())
+        resolved, corpus = _start_in_folder(run, request.out)
     result = _train(run, resolved, corpus)
     _finish(run, resolved, corpus, result)
     return result
+
+
+def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:
+    """Starts a run; a folder that was not there before does not stay where that fails."""
+    was_there = folder.exists()
+    try:
+        resolved, corpus = run.start(folder)
+        write_settings(folder, resolved)
+    except BaseException:
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return resolved, corpus
 
 
 def _refuse_to_overwrite(request: RunRequest, has_run: bool) -> None:
@@ -172,8 +194,13 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> TrainRes
         keep_model=writer.write,
         display=run.display,
     )
-    if run.request.resume and trainer.resume():
-        run.display.say(f"Going on after step {trainer.step:,}.")
+    if run.request.resume:
+        found = trainer.resume()
+        run.display.say(
+            f"Going on after step {trainer.step:,}."
+            if found
+            else f"Nothing was saved in {run.request.out}: starting afresh."
+        )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run.display.say(f"Training {parameters:,} parameters on {corpus.pairs:,} pairs.")
     return trainer.run()

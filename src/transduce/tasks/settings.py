@@ -16,6 +16,8 @@ from transduce.errors import TransduceError
 from transduce.search.settings import SearchSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
+from transduce.text.languages import valid_language
+from transduce.training.choices import PRESETS
 from transduce.training.settings import TrainingSettings
 
 
@@ -39,6 +41,15 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     languages: tuple[str, str] | None = None
     # Pairs that are left out.
     filters: FilterSettings = FilterSettings()
+
+    def __post_init__(self) -> None:
+        for code in self.languages or ():
+            if not valid_language(code):
+                raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
+        if self.target and not self.source:
+            raise TransduceError("`data.target` needs the side that it translates: give `data.source` too.")
+        if self.dev_target and not self.dev_source:
+            raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
 
 
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,6 +99,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()
 
+    def __post_init__(self) -> None:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
+
 
 def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
     """The content of a settings file, with ``key.name=value`` assignments applied in turn.
@@ -114,13 +129,22 @@ def _assign(content: dict[str, Any], assignment: str) -> None:
         raise TransduceError(
             f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
         )
-    *tables, last = key.strip().split(".")
+    put_setting(content, key.strip(), _parse_value(text.strip()))
+
+
+def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
+    """Enters a setting by its dotted name into nested tables.
+
+    Raises:
+        TransduceError: one of the tables is a value.
+    """
+    *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
-            raise TransduceError(f"`--set {assignment}`: `{table}` is a value, not a table of settings.")
+            raise TransduceError(f"`{name}` stands in the table `{table}`, but that was given the value {inner!r}.")
         content = inner
-    content[last] = _parse_value(text.strip())
+    content[last] = value
 
 
 def _parse_value(text: str) -> Any:

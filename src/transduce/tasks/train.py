@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.tasks.run import RunRequest, train_run
-from transduce.tasks.settings import read_settings
+from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.loop import TrainResult
 
 Files = str | Path | Sequence[str | Path]
@@ -72,14 +72,6 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings=content, out=Path(out), resume=resume, dry_run=dry_run, device=device, threads=threads
     )
     return train_run(request)
-
-
-def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
-    """Enters a setting by its dotted name into a nested dictionary."""
-    *tables, last = name.split(".")
-    for table in tables:
-        content = content.setdefault(table, {})
-    content[last] = value
 
 
 def _paths(files: Files | None) -> list[str] | None:

@@ -6,7 +6,6 @@ line.
 
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,16 +56,6 @@ def decode_lines(raw_lines: Iterable[bytes], name: str, notes: LineNotes | None 
             notes.carriage_returns += 1
             text = text[:-2]
         yield text.removesuffix("\n")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part of it."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:

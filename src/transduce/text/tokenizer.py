@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
-from transduce.text.files import write_atomically
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, train_model
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -77,13 +77,13 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         names = _JOINT_NAMES if self.joint else _SEPARATE_NAMES
         for name, vocabulary in zip(names, self._vocabularies(), strict=True):
-            write_atomically(folder / name, vocabulary.model_bytes)
+            write_file(folder / name, vocabulary.model_bytes)
             json_name = "tokenizer.json" if self.joint else f"{Path(name).stem}.tokenizer.json"
             _write_json(folder / json_name, tokenizer_json(vocabulary))
         if self.joint:
             _write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length))
             _write_json(folder / "special_tokens_map.json", special_tokens_map(self.source))
-        write_atomically(folder / _CARD_NAME, self._card())
+        write_file(folder / _CARD_NAME, self._card())
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -123,4 +123,4 @@ def _read_card(path: Path) -> _Card:
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

@@ -47,7 +47,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Writes a checkpoint below `folder` and removes all but the newest `keep`.
+    """Writes a checkpoint below `folder` and removes all but the newest `keep` up to its step.
+
+    Later ones that stand there were refused when the run was resumed; each is replaced when its step comes again.
 
     Raises:
         TransduceError: it cannot be written; earlier checkpoints are untouched.
@@ -70,7 +72,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: make room or "
             "mend the folder, then go on with --resume."
         ) from error
-    for old in list(checkpoints(folder))[keep:]:
+    for old in [path for path in checkpoints(folder) if path.name <= final.name][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -131,14 +131,17 @@ def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
     return Choice("linear", "falls to zero at the last step")
 
 
-def choose_warmup_steps(steps: int | None, norm_order: str) -> Choice[int]:
-    """The paper's 4,000, but no more than a tenth of the steps; 500 while the steps are not known."""
+def choose_warmup_steps(steps: int | None) -> Choice[int]:
+    """The paper's 4,000, but no more than a tenth of the steps, or than half of them in a run of less than 500 steps,
+    where a tenth is too few; 500 while the steps are not known.
+    """
     if steps is None:
         return Choice(500, "the number of steps is not known yet")
-    share = max(50, steps // 10)
-    if norm_order == "post" or share >= 4_000:
-        return Choice(min(4_000, max(share, 1)), "the paper's 4,000, or a tenth of the steps")
-    return Choice(share, f"a tenth of {steps:,} steps")
+    if steps >= 40_000:
+        return Choice(4_000, "the paper's 4,000")
+    if steps >= 500:
+        return Choice(steps // 10, f"a tenth of {steps:,} steps")
+    return Choice(max(1, min(50, steps // 2)), f"50, or half of {steps:,} steps")
 
 
 def choose_average_decay(steps: int | None) -> Choice[float]:

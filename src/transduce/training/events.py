@@ -83,7 +83,8 @@ class EventLog:
 def _events_until(path: Path, step: int) -> list[bytes]:
     if not path.exists():
         return []
-    lines = [line for line in path.read_bytes().split(b"\n") if line]
+    # What follows the last line feed is a line that a killed run could not finish.
+    lines = path.read_bytes().split(b"\n")[:-1]
     return [line + b"\n" for line in lines if msgspec.json.decode(line)["step"] <= step]
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 _CHUNK_ELEMENTS = 1 << 21  # of float32 logits at a time: 8 MB stay in a processor's cache
 
@@ -18,9 +17,9 @@ class Loss(NamedTuple):
     """Sums over target tokens, in nats. Whoever holds the whole step divides them, once."""
 
     total: Tensor
-    """What is minimised: with label smoothing. A scalar, float32."""
+    """What is minimised: with label smoothing. A scalar, float32 (float64 where the model is)."""
     negative_log_likelihood: Tensor
-    """Without smoothing: its mean's exponential is the perplexity. A scalar, float32, detached."""
+    """Without smoothing: its mean's exponential is the perplexity. The same kind of scalar, detached."""
     tokens: int
     """Target tokens counted, end symbols included and padding excluded."""
 
@@ -46,41 +45,54 @@ def projected_cross_entropy(
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, chosen, label_smoothing, pad_id
+        rows, weight, chosen, label_smoothing, pad_id, torch.is_grad_enabled()
     )
     return Loss(total, likelihood.detach(), len(chosen))
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
+    """The gradient by the logits is softmax - (1 - ε) one-hot - ε / V. Only the first term needs a pass over them.
+
+    The one-hot term picks rows of the matrix, and the constant term is a sum of its rows: both are products of size
+    N × D, as are their parts of the matrix' own gradient.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, pad_id: int
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, pad_id: int, recording: bool
     ) -> tuple[Tensor, Tensor]:
-        wants_gradient = any(ctx.needs_input_grad[:2])
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        likelihood = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        vocabulary_size = weight.shape[0]
+        # PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them.
+        wants_gradient = recording and any(ctx.needs_input_grad[:2])
+        rows = min(len(hidden), max(1, _CHUNK_ELEMENTS // vocabulary_size))
+        logits = hidden.new_empty(rows, vocabulary_size)
+        likelihood, uniform = torch.zeros(2, dtype=_sum_dtype(hidden), device=hidden.device)
+        weight_sum = weight.sum(dim=0, dtype=_sum_dtype(hidden))  # (D,)
         hidden_gradient = torch.empty_like(hidden) if wants_gradient else None
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_gradient else None
-        rows = max(1, _CHUNK_ELEMENTS // weight.shape[0])
+        weight_gradient = torch.zeros_like(weight, dtype=_sum_dtype(hidden)) if wants_gradient else None
         for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
-            logits = F.linear(hidden[part], weight).float()  # (rows, V)
-            chunk = _chunk_loss(logits, labels[part], smoothing)
-            total += chunk.total
-            likelihood += chunk.likelihood
+            x, chosen = hidden[start : start + rows], labels[start : start + rows]
+            chunk = torch.mm(x, weight.t(), out=logits[: len(x)])
+            at_label = chunk.gather(1, chosen[:, None])[:, 0].to(likelihood.dtype)
+            probabilities = chunk.softmax(dim=-1)  # (rows, V)
+            chunk_likelihood = -_log_of_label(probabilities, chosen).to(likelihood.dtype).sum()
+            likelihood += chunk_likelihood
+            # Σ over v of -log p_v / V is (log-normaliser - mean logit), and the label tells the normaliser.
+            mean = (x.to(weight_sum.dtype) @ weight_sum) / vocabulary_size
+            uniform += chunk_likelihood + (at_label - mean).sum()
             if hidden_gradient is not None and weight_gradient is not None:
-                gradient = _chunk_gradient(chunk, labels[part], smoothing).to(hidden.dtype)
-                torch.mm(gradient, weight, out=hidden_gradient[part])
-                weight_gradient += gradient.t() @ hidden[part]
-        if weight_gradient is not None:
+                torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
+                weight_gradient += probabilities.t() @ x
+        if hidden_gradient is not None and weight_gradient is not None:
+            _subtract_target(hidden_gradient, weight_gradient, hidden, weight, labels, weight_sum, smoothing)
             weight_gradient[pad_id] = 0.0
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(likelihood)
-        return total, likelihood
+        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         scale = gradients[0]
         return (
@@ -89,36 +101,33 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
-class _Chunk(NamedTuple):
-    total: Tensor
-    likelihood: Tensor
-    exponentials: Tensor
-    """exp(logits - maximum), (rows, V)."""
-    sums: Tensor
-    """Their sums, (rows, 1)."""
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    """What sums are taken in: float32, or float64 where the model computes in that."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _chunk_loss(logits: Tensor, labels: Tensor, smoothing: float) -> _Chunk:
-    """Smoothed loss and negative log-likelihood, summed. Overwrites the logits: one exponential serves both uses."""
-    logits.sub_(logits.amax(dim=-1, keepdim=True))
-    at_label = logits.gather(1, labels[:, None])
-    mean = logits.mean(dim=-1, keepdim=True) if smoothing else at_label
-    exponentials = logits.exp_()
-    sums = exponentials.sum(dim=-1, keepdim=True)
-    normalizer = sums.log()
-    likelihood = (normalizer - at_label).sum()
-    uniform = (normalizer - mean).sum()
-    total = (1.0 - smoothing) * likelihood + smoothing * uniform
-    return _Chunk(total, likelihood, exponentials, sums)
+def _log_of_label(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """log p of each row's label (rows,), no lower than the smallest normal number's."""
+    chosen = probabilities.gather(1, labels[:, None])[:, 0].to(_sum_dtype(probabilities))
+    return chosen.clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
-def _chunk_gradient(chunk: _Chunk, labels: Tensor, smoothing: float) -> Tensor:
-    """softmax - (1 - ε) one-hot - ε / V, written over the exponentials."""
-    gradient = chunk.exponentials.mul_(chunk.sums.reciprocal())
-    if smoothing:
-        gradient.sub_(smoothing / gradient.shape[-1])
-    at_label = torch.full_like(labels[:, None], -(1.0 - smoothing), dtype=gradient.dtype)
-    return gradient.scatter_add_(1, labels[:, None], at_label)
+def _subtract_target(
+    hidden_gradient: Tensor,
+    weight_gradient: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    weight_sum: Tensor,
+    smoothing: float,
+) -> None:
+    """The gradient's constant terms, from the smoothed target distribution, in place."""
+    confidence, share = 1.0 - smoothing, smoothing / weight.shape[0]
+    hidden_gradient -= (weight[labels] * confidence).add_((share * weight_sum).to(weight.dtype))
+    wide = hidden.to(weight_gradient.dtype)
+    weight_gradient.index_add_(0, labels, wide, alpha=-confidence)
+    weight_gradient -= share * wide.sum(dim=0)

@@ -33,4 +33,4 @@ def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_step
 
 def paper_peak(d_model: int, warmup_steps: int) -> float:
     """The peak at which "inverse-sqrt" is equation (3): d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
-    return float((d_model * warmup_steps) ** -0.5)
+    return float((d_model * max(warmup_steps, 1)) ** -0.5)

@@ -64,8 +64,12 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "keep_checkpoints": self.keep_checkpoints,
         }
         for name, value in positive.items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
+        for name in ("seed", "warmup_steps", "weight_decay", "clip_norm", "patience", "translate_dev"):
+            least = getattr(self, name)
+            if least is not None and not least >= 0:
+                raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
         for name, share in (("label_smoothing", self.label_smoothing), ("average_decay", self.average_decay)):
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")

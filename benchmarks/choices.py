@@ -1,0 +1,116 @@
+"""Are the settings that `transduce train` chooses good ones? A small sweep around them, on dev.
+
+    python benchmarks/choices.py --corpus zh-en            # 24,492 pairs
+    python benchmarks/choices.py --corpus de-en --minutes 10
+    python benchmarks/choices.py --corpus 300              # the first 300 pairs of zh-en, spread evenly
+    python benchmarks/choices.py --quick
+
+Each variant changes one chosen setting and trains for the same number of minutes; the bar is that the chosen settings come
+within 0.5 BLEU of the best variant on dev (beam 4). Runs that are complete are not repeated.
+"""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+
+VARIANTS: dict[str, dict[str, str]] = {
+    "chosen": {},
+    "half the vocabulary": {"tokenizer.vocabulary_size": "0.5"},
+    "twice the vocabulary": {"tokenizer.vocabulary_size": "2"},
+    "dropout 0.1": {"model.dropout": "=0.1"},
+    "dropout 0.4": {"model.dropout": "=0.4"},
+    "half the learning rate": {"training.learning_rate": "0.5"},
+    "twice the learning rate": {"training.learning_rate": "2"},
+    "half the batch": {"training.batch_tokens": "0.5"},
+    "twice the batch": {"training.batch_tokens": "2"},
+    "preset tiny": {"preset": "=tiny"},
+    "preset small": {"preset": "=small"},
+}
+QUICK = ("chosen", "half the learning rate")
+
+
+def corpus_files(name: str, work: Path) -> dict[str, str]:
+    """The options that name the corpus' files."""
+    if name != "300":
+        folder = data_folder() / f"tatoeba-{name}"
+        source, target = name.split("-")
+        parts = {"source": ("train", source), "target": ("train", target)}
+        parts |= {"dev-source": ("dev", source), "dev-target": ("dev", target)}
+        return {option: str(folder / f"{part}.{side}.gz") for option, (part, side) in parts.items()}
+    files = corpus_files("zh-en", work)
+    work.mkdir(parents=True, exist_ok=True)
+    for option, side in (("source", "zh"), ("target", "en")):
+        with gzip.open(files[option], "rt", encoding="utf-8", newline="\n") as file:
+            lines = file.readlines()
+        few = work / f"few.{side}"
+        few.write_text("".join(lines[:: len(lines) // 300][:300]), encoding="utf-8", newline="\n")
+        files[option] = str(few)
+    return files
+
+
+def chosen_values(files: dict[str, str], work: Path) -> dict[str, float]:
+    """What is chosen for this corpus, from the account that a dry run prints."""
+    command = [*train_command(files, work / "dry"), "--dry-run"]
+    account = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    values: dict[str, float] = {}
+    for line in account.splitlines():
+        words = line.split()
+        if len(words) >= 2 and "." in words[0]:
+            try:
+                values[words[0]] = float(words[1].replace(",", ""))
+            except ValueError:
+                continue
+    return values
+
+
+def train_command(files: dict[str, str], out: Path) -> list[str]:
+    """`transduce train` with the corpus."""
+    command = [sys.executable, "-m", "transduce", "train", "--out", str(out)]
+    for option, path in files.items():
+        command += [f"--{option}", path]
+    return command
+
+
+def run_variant(changes: dict[str, str], chosen: dict[str, float], files: dict[str, str], out: Path, minutes: float) -> float:
+    """Dev BLEU of one variant: "=x" sets a value, "0.5" multiplies the chosen one."""
+    if not (out / "dev_score.json").exists():
+        command = [*train_command(files, out), "--resume", "--minutes", str(minutes)]
+        for name, change in changes.items():
+            value = change[1:] if change.startswith("=") else chosen[name] * float(change)
+            whole = isinstance(value, float) and value == int(value) and name != "training.learning_rate"
+            command += ["--set", f"{name}={int(value) if whole else value}"]
+        subprocess.run(command, check=True)
+    return float(json.loads((out / "dev_score.json").read_text(encoding="utf-8"))["bleu"]["value"])
+
+
+def main() -> int:
+    """Runs the variants and reports how far the choice is from the best."""
+    options = parser(__doc__)
+    options.add_argument("--corpus", choices=("300", "zh-en", "de-en"), default="zh-en")
+    options.add_argument("--minutes", type=float, default=5.0, help="of training, each variant")
+    options.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "choices")
+    said = options.parse_args()
+    print(machine())
+    minutes = 1.0 if said.quick else said.minutes
+    work = said.out / f"{said.corpus}-{minutes:g}min"
+    files = corpus_files(said.corpus, work)
+    chosen = chosen_values(files, work)
+    names = QUICK if said.quick else said.variants
+    scores = {
+        name: run_variant(VARIANTS[name], chosen, files, work / name.replace(" ", "-"), minutes) for name in names
+    }
+    best = max(scores.values())
+    rows = [Row(f"{said.corpus}, {minutes:g} min, {name}", value, "BLEU on dev") for name, value in scores.items()]
+    lost = best - scores["chosen"]
+    bar = None if said.quick else "<= 0.5"
+    rows.append(Row(f"{said.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if said.quick else lost <= 0.5))
+    return report(rows, said.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,237 @@
+"""Writes docs/settings.md out of the code: `python docs/generate_settings.py`.
+
+Types, defaults, rules and presets are read from the package. A setting's meaning is the comment above its field,
+or above the same field of the struct that it is resolved to; where several fields share a comment or have none,
+`MEANINGS` says it.
+"""
+
+import inspect
+import io
+import tokenize
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from transduce.model.config import ModelConfig
+from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.training import choices
+
+PAGE = Path(__file__).with_name("settings.md")
+Struct = type[msgspec.Struct]
+
+# Structs whose comments tell what the fields of another mean.
+_RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelSettings: ModelConfig}
+
+MEANINGS = {
+    "preset": "The model's size and kind: one of the [presets](#presets).",
+    "task.kind": "What is learnt.",
+    "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
+    "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line; `auto`: by suffix.",
+    "data.dev_target": "The dev set's target side.",
+    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces.",
+    "tokenizer.character_coverage": "Share of the characters (by occurrence) that get a piece.",
+    "model.kind": "The architecture.",
+    "model.num_encoder_layers": "Encoder layers: N of Table 3.",
+    "model.num_decoder_layers": "Decoder layers.",
+    "model.d_model": "Width of embeddings and of every layer's output; an even number, a multiple of `num_heads`.",
+    "model.d_ff": "Width inside the feed-forward layer.",
+    "model.num_heads": "Heads of each attention: h of Table 3.",
+    "model.d_k": "Width of one head's queries and keys.",
+    "model.d_v": "Width of one head's values.",
+    "model.dropout": "On every sub-layer's output, and on the sums of embeddings and positions (section 5.4).",
+    "model.attention_dropout": "On attention weights; not in the paper.",
+    "model.activation_dropout": "Inside the feed-forward layer; not in the paper.",
+    "model.activation": "Inside the feed-forward layer. The paper's is `relu`.",
+    "model.norm": "The kind of normalisation.",
+    "model.norm_order": "`pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)).",
+    "model.positions": "What tells the order of the pieces (section 3.5); `none`: nothing does.",
+    "model.attention_score": "`scaled`: the dot product over √d_k (section 3.2.1).",
+    "model.bias": "Whether projections and feed-forward layers have biases.",
+    "model.tie_source_target": "One embedding matrix for both sides; needs a joint vocabulary.",
+    "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
+    "training.accumulate": "A step is cut into so many micro-batches, whose gradients are added.",
+    "training.learning_rate": "The highest rate of the schedule.",
+    "training.schedule": "How it goes on after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
+    "training.warmup_steps": "Steps in which the rate rises from 0.",
+    "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
+    "training.beta2": "Adam: decay of the mean of their squares.",
+    "training.epsilon": "Adam: what is added to the divisor.",
+    "training.weight_decay": "Decoupled weight decay, as AdamW has it.",
+    "training.label_smoothing": "ε of section 5.4.",
+    "training.precision": "What the model computes in; masters and moments are float32.",
+    "training.report_every": "Steps between reports.",
+    "training.validate_every": "Steps between validations.",
+    "training.save_every": "Steps between checkpoints.",
+    "training.best_by": "What the dev set is judged by: the model that is best is kept.",
+    "training.patience": "Training stops after so many validations without a better one; 0: never.",
+    "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
+    "search.max_length_factor": "At most source pieces × factor + `max_length_extra` new pieces.",
+    "search.max_length_extra": "See `max_length_factor`.",
+    "search.max_length": "At most so many new pieces, in place of the two before.",
+}
+
+# Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
+UNSAID = {
+    "data.languages": "the files' suffixes",
+    "tokenizer.character_coverage": "by script and size",
+    "model.d_k": "`d_model / num_heads`",
+    "model.d_v": "`d_model / num_heads`",
+    "model.tie_source_target": "with a joint vocabulary",
+    "training.minutes": "not set",
+    "training.accumulate": "`1`",
+    "training.precision": "by the machine",
+    "training.validate_every": "12 a run, 50 steps apart at least",
+    "training.save_every": "12 a run, 50 steps apart at least",
+    "training.patience": "`4`",
+    "search.max_length": "not set",
+}
+
+_TABLES = {
+    "": "The whole run",
+    "task": "`[task]`",
+    "data": "`[data]`",
+    "data.filters": "`[data.filters]`",
+    "tokenizer": "`[tokenizer]`",
+    "model": "`[model]`",
+    "training": "`[training]`",
+    "search": "`[search]`",
+}
+
+
+def tables(struct: Struct = Settings, prefix: str = "") -> Iterator[tuple[str, Struct, list[str]]]:
+    """Each table of a settings file: its name, its struct, and its fields that are no tables themselves."""
+    inner: list[tuple[str, Struct]] = []
+    plain: list[str] = []
+    for name, hint in get_type_hints(struct).items():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            inner.append((name, hint))
+        else:
+            plain.append(name)
+    yield prefix, struct, plain
+    for name, hint in inner:
+        yield from tables(hint, f"{prefix}.{name}".removeprefix("."))
+
+
+def comments(struct: Struct) -> dict[str, str]:
+    """The comment right above each field that has one."""
+    found: dict[str, str] = {}
+    waiting: list[str] = []
+    tokens = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(struct)).readline))
+    for token, following in pairwise(tokens):
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+            waiting.append(token.string.removeprefix("#").strip())
+        elif token.type == tokenize.NAME and following.string == ":" and token.line.startswith("    " + token.string):
+            if waiting:
+                found[token.string] = " ".join(waiting)
+            waiting = []
+        elif token.type == tokenize.NAME:
+            waiting = []
+    return found
+
+
+def meaning(name: str, struct: Struct) -> str:
+    """What a setting means.
+
+    Raises:
+        LookupError: neither the code nor `MEANINGS` says it.
+    """
+    field = name.rpartition(".")[2]
+    said = MEANINGS.get(name) or comments(struct).get(field)
+    if not said and struct in _RESOLVED:
+        said = comments(_RESOLVED[struct]).get(field)
+    if not said:
+        raise LookupError(f"the setting {name} has no comment in the code: add one above its field")
+    return said
+
+
+def show_type(hint: Any) -> str:
+    """A type as a person writes it."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(hint))
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if get_origin(hint) is tuple:
+        return "list of files" if parts[-1] is Ellipsis else f"list of {len(parts)} strings"
+    if parts:
+        return show_type(parts[0])
+    return {int: "integer", float: "number", str: "string", bool: "true or false"}[hint]
+
+
+def show_default(name: str, value: Any) -> str:
+    """The default; where it is None, what is done then.
+
+    Raises:
+        LookupError: nobody says what is done then.
+    """
+    if value is None:
+        return _show_unsaid(name)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return "none"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def _show_unsaid(name: str) -> str:
+    table, _, field = name.rpartition(".")
+    if name in UNSAID:
+        return UNSAID[name]
+    if hasattr(choices, f"choose_{field}"):
+        return f"[chosen](#choose_{field})"
+    if table == "model" and field in choices.Preset.__struct_fields__:
+        return "of the [preset](#presets)"
+    raise LookupError(f"the setting {name} is None where nothing is said: say in UNSAID what happens then")
+
+
+def settings_table(prefix: str, struct: Struct, names: list[str]) -> Iterator[str]:
+    """One table of the page."""
+    hints = get_type_hints(struct)
+    yield "| setting | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for field in msgspec.structs.fields(struct):
+        if field.name in names:
+            name = f"{prefix}.{field.name}".removeprefix(".")
+            text = meaning(name, struct).replace("|", "\\|")
+            yield f"| `{name}` | {show_type(hints[field.name])} | {show_default(name, field.default)} | {text} |"
+
+
+def presets_table() -> Iterator[str]:
+    """The sizes that presets stand for."""
+    names = [field.name for field in msgspec.structs.fields(choices.Preset)]
+    yield f"| preset | {' | '.join(f'`{name}`' for name in names)} |"
+    yield "|---" * (len(names) + 1) + "|"
+    for preset, sizes in choices.PRESETS.items():
+        yield f"| `{preset}` | {' | '.join(str(getattr(sizes, name)) for name in names)} |"
+
+
+def rules() -> Iterator[str]:
+    """The rules by which settings are chosen, in the words of their functions."""
+    for name, function in inspect.getmembers(choices, inspect.isfunction):
+        if name.startswith("choose_"):
+            yield f'* <a id="{name}"></a>`{name}`: {" ".join((inspect.getdoc(function) or "").split())}'
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        "# Settings",
+        "",
+        "This page is written by `docs/generate_settings.py` out of the code; do not change it by hand.",
+        "",
+        "A settings file is TOML; `transduce train settings.toml --out DIR` reads it, and `--set training.steps=2000`",
+        "changes one value. An unknown name is an error with a suggestion. *Chosen* means: from the corpus and the",
+        "machine, by the rules at the end of this page; `--dry-run` shows every choice with its reason. What a run",
+        "used is written to `settings.toml` in its folder.",
+    ]
+    for prefix, struct, names in tables():
+        if names:
+            lines += ["", f"## {_TABLES[prefix]}", "", *settings_table(prefix, struct, names)]
+    lines += ["", "## Presets", "", *presets_table(), "", "## How settings are chosen", "", *rules()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8", newline="\n")

@@ -1,0 +1,68 @@
+"""Holding out a dev set in one pass."""
+
+import random
+
+import pytest
+
+from transduce.data import HoldOutSettings
+from transduce.data.holdout import HoldOut
+from transduce.errors import TransduceError
+from transduce.text import Pair
+
+
+def run(pairs: list[Pair], settings: HoldOutSettings) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Pairs to train on, held-out pairs, and the other pairs of their sources."""
+    hold_out = HoldOut(settings)
+    training = [released for pair in pairs for released in hold_out.offer(pair)]
+    rest, held, further = hold_out.finish()
+    return training + rest, held, further
+
+
+def numbered(count: int) -> list[Pair]:
+    return [Pair(f"source {number}", f"target {number}", number) for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1), (10, 1), (100, 3), (1_000, 30), (20_000, 50)])
+def test_a_share_is_held_out_up_to_a_number(count: int, expected: int) -> None:
+    training, held, further = run(numbered(count), HoldOutSettings(share=0.03, max_pairs=50))
+    assert len(held) == expected
+    assert sorted(training + held + further) == sorted(numbered(count))
+
+
+def test_the_choice_does_not_depend_on_the_order() -> None:
+    pairs = numbered(3_000)
+    settings = HoldOutSettings(max_pairs=40)
+    _, held, _ = run(pairs, settings)
+    shuffled = random.Random(5).sample(pairs, len(pairs))
+    assert run(shuffled, settings)[1] == held
+
+
+def test_no_source_is_both_held_out_and_trained_on() -> None:
+    variants = ["Sentence {}!", "sentence {}.", "SENTENCE   {}", "Sentence {}"]
+    pairs = [
+        Pair(text.format(number), str(copy), number) for copy, text in enumerate(variants) for number in range(500)
+    ]
+    training, held, further = run(pairs, HoldOutSettings(share=0.01, max_pairs=1_000))
+    held_numbers = {pair.line for pair in held}
+    assert len(held) == len(held_numbers) == 20
+    assert not held_numbers & {pair.line for pair in training}
+    assert {pair.line for pair in further} == held_numbers
+    assert len(further) == 3 * 20
+
+
+def test_a_single_source_is_trained_on() -> None:
+    pairs = [Pair("Hi.", target, line) for line, target in enumerate(("Hallo.", "Grüß Gott."))]
+    assert run(pairs, HoldOutSettings()) == (pairs, [], [])
+    assert run([], HoldOutSettings()) == ([], [], [])
+
+
+def test_sources_of_punctuation_alone_are_told_apart() -> None:
+    _, held, further = run([Pair("...", "a", 1), Pair("?!", "b", 2), Pair("…", "c", 3)], HoldOutSettings())
+    assert (len(held), further) == (1, [])
+
+
+def test_settings_out_of_range() -> None:
+    with pytest.raises(TransduceError, match=r"`hold_out\.share` must be between 0 and 1, but is 1\.0"):
+        HoldOutSettings(share=1.0)
+    with pytest.raises(TransduceError, match=r"`hold_out\.max_pairs` must be at least 1, but is 0"):
+        HoldOutSettings(max_pairs=0)

@@ -1,0 +1,117 @@
+"""Dropout by random bytes: right rate, right scale, one mask for both directions, nothing outside training."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.model.dropout import Dropout
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]  # the last takes PyTorch's own dropout
+RATES = [0.1, 0.3, 0.5, 0.9]
+
+
+def exact_rate(p: float, dtype: torch.dtype) -> float:
+    """Random bytes round the probability to a multiple of 1/256."""
+    return p if dtype == torch.float64 else round(p * 256) / 256
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", RATES)
+def test_rate_and_scale(p: float, dtype: torch.dtype) -> None:
+    rate = exact_rate(p, dtype)
+    out = Dropout(p)(torch.ones(400, 501, dtype=dtype))
+    kept = out != 0
+    # Six standard deviations of the share of n independent elements.
+    assert abs(1 - kept.float().mean().item() - rate) < 6 * math.sqrt(rate * (1 - rate) / out.numel())
+    expected = torch.tensor(1 / (1 - rate), dtype=dtype)
+    torch.testing.assert_close(out[kept], expected.expand(int(kept.sum())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_lane_and_neighbour_is_independent(dtype: torch.dtype) -> None:
+    """Four bytes of a random word serve four places far apart: each has the rate, and no two move together."""
+    kept = (Dropout(0.5)(torch.ones(4, 50_000, dtype=dtype)) != 0).double()
+    correlations = torch.corrcoef(torch.cat([kept, kept.roll(1, dims=1)]))
+    correlations.fill_diagonal_(0)
+    assert correlations.abs().max() < 6 / math.sqrt(50_000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (3,), (7, 5), (2, 3, 11), (1, 1, 1, 1), (0, 4)], ids=str)
+def test_odd_sizes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, dtype=dtype)
+    out = Dropout(0.5)(x)
+    assert (out.shape, out.dtype) == (x.shape, dtype)
+    assert torch.equal(out, torch.where(out == 0, torch.zeros_like(x), x * 2))
+
+
+def test_tensors_that_are_not_contiguous() -> None:
+    x = torch.randn(6, 10).T
+    out = Dropout(0.5)(x)
+    assert torch.equal(out, torch.where(out == 0, torch.zeros_like(x), x * 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_seed_determines_the_mask(dtype: torch.dtype) -> None:
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return Dropout(0.5)(torch.ones(1000, dtype=dtype))  # type: ignore[no-any-return]
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_each_call_draws_anew() -> None:
+    dropout = Dropout(0.5)
+    assert not torch.equal(dropout(torch.ones(1000)), dropout(torch.ones(1000)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_uses_the_same_mask(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 31, dtype=dtype, requires_grad=True)
+    out = Dropout(0.25)(x)
+    out.sum().backward()
+    expected = torch.where(out.detach() == 0, 0.0, 1 / 0.75).to(dtype)
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adding_to_a_residual(dtype: torch.dtype) -> None:
+    residual = torch.randn(9, 31, dtype=dtype, requires_grad=True)
+    x = torch.randn(9, 31, dtype=dtype, requires_grad=True)
+    dropout = Dropout(0.5)
+    torch.manual_seed(3)
+    together = dropout.add(residual, x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(together, residual + dropout(x))
+    factor = torch.randn(9, 31, dtype=dtype)
+    together.backward(factor)
+    torch.testing.assert_close(residual.grad, factor)
+    kept = (together != residual).detach()
+    torch.testing.assert_close(x.grad, torch.where(kept, factor * 2, torch.zeros_like(factor)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_evaluation_is_the_identity(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(4, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype)
+    dropout = Dropout(0.5).eval()
+    assert dropout(x) is x
+    assert torch.equal(dropout.add(residual, x), residual + x)
+
+
+def test_rate_zero_is_the_identity_in_training() -> None:
+    x = torch.randn(4, 4)
+    assert Dropout(0.0)(x) is x
+    assert torch.equal(Dropout(0.0).add(x, x), x + x)
+
+
+def test_a_rate_near_one_still_keeps_one_in_256() -> None:
+    out = Dropout(0.9999)(torch.ones(100_000))
+    assert 0 < (out != 0).float().mean().item() < 2 / 256
+    assert set(out.unique().tolist()) == {0.0, 256.0}
+
+
+def test_printing_shows_the_rate() -> None:
+    assert repr(Dropout(0.3)) == "Dropout(p=0.3)"

@@ -1,0 +1,88 @@
+"""Greedy search: the best piece at each step, sentence by sentence."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.search.greedy import greedy_search
+from transduce.search.scorer import Hypothesis
+
+START, END = 0, 1
+
+
+class ScriptedScorer:
+    """Says a fixed sequence of pieces for each sentence, each with probability 0.6."""
+
+    def __init__(self, scripts: list[list[int]], vocabulary_size: int = 6) -> None:
+        self.scripts = scripts
+        self.vocabulary_size = vocabulary_size
+        self.given: list[list[int]] = []
+
+    def step(self, pieces: Tensor) -> Tensor:
+        place = len(self.given)
+        self.given.append(pieces[:, 0].tolist())
+        rest = 0.4 / (self.vocabulary_size - 1)
+        probabilities = torch.full((len(pieces), 1, self.vocabulary_size), rest)
+        for row, script in enumerate(self.scripts):
+            probabilities[row, 0, script[place]] = 0.6
+        return (probabilities.log() - 3.0).bfloat16() if self.vocabulary_size == 7 else probabilities.log() - 3.0
+
+    def reorder(self, parents: Tensor) -> None:
+        raise AssertionError(f"greedy search has nothing to reorder, but asked for {parents.tolist()}")
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.scripts = [self.scripts[row] for row in rows.tolist()]
+
+
+def run(scorer: ScriptedScorer, longest: list[int], alpha: float = 0.0) -> list[Hypothesis]:
+    found = greedy_search(scorer, start_id=START, eos_id=END, longest=torch.tensor(longest), alpha=alpha)
+    return [hypothesis for (hypothesis,) in found]
+
+
+def test_the_best_piece_at_each_step_until_the_end_symbol() -> None:
+    (found,) = run(ScriptedScorer([[4, 2, 5, END]]), [10])
+    assert found.ids == (4, 2, 5)
+    assert found.ended
+    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 4)
+    assert found.log_probability == pytest.approx(4 * math.log(0.6))
+
+
+def test_the_model_is_given_the_start_symbol_then_its_own_pieces() -> None:
+    scorer = ScriptedScorer([[4, 2, END]])
+    run(scorer, [10])
+    assert scorer.given == [[START], [4], [2]]
+
+
+def test_finished_sentences_leave_the_batch_and_order_is_kept() -> None:
+    scorer = ScriptedScorer([[4, 2, END], [END], [3, 3, 3, 3], [5, END]])
+    found = run(scorer, [9, 9, 4, 9])
+    assert [hypothesis.ids for hypothesis in found] == [(4, 2), (), (3, 3, 3, 3), (5,)]
+    assert [hypothesis.ended for hypothesis in found] == [True, True, False, True]
+    assert scorer.given == [[START] * 4, [4, 3, 5], [2, 3], [3]]
+
+
+def test_the_greatest_length_counts_the_end_symbol() -> None:
+    (whole,) = run(ScriptedScorer([[4, 2, END]]), [3])
+    (cut,) = run(ScriptedScorer([[4, 2, END]]), [2])
+    assert (whole.ids, whole.ended) == ((4, 2), True)
+    assert (cut.ids, cut.ended) == ((4, 2), False)
+
+
+def test_the_length_penalty_changes_the_score_alone() -> None:
+    (plain,) = run(ScriptedScorer([[4, 2, 5, END]]), [9], alpha=0.0)
+    (penalised,) = run(ScriptedScorer([[4, 2, 5, END]]), [9], alpha=0.6)
+    assert penalised.ids == plain.ids
+    assert plain.score == pytest.approx(4 * math.log(0.6))
+    assert penalised.score == pytest.approx(4 * math.log(0.6) / (9 / 6) ** 0.6)
+
+
+def test_log_probabilities_are_taken_in_float32() -> None:
+    """bfloat16 logits have three digits; the sum over a vocabulary must not lose more."""
+    (found,) = run(ScriptedScorer([[4, END]], vocabulary_size=7), [9])
+    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 2, abs=0.02)
+
+
+def test_no_sentences_are_no_hypotheses() -> None:
+    assert run(ScriptedScorer([]), []) == []

@@ -1,0 +1,112 @@
+"""Rules on scores, the search settings, and the messages about impossible ones."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.search.beam import beam_search
+from transduce.search.greedy import greedy_search
+from transduce.search.rules import Forbid, MinimumLength, Rule
+from transduce.search.scorer import Hypothesis
+from transduce.search.settings import SearchSettings
+
+START, END, A, B = 0, 1, 2, 3
+
+
+class ConstantScorer:
+    """The same probabilities at every step: end symbol 0.5, a 0.3, b 0.2."""
+
+    def step(self, pieces: Tensor) -> Tensor:
+        return torch.tensor([0.0, 0.5, 0.3, 0.2]).log().repeat(*pieces.shape, 1)
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        pass
+
+
+def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
+    limit = torch.tensor([longest])
+    if beam_size == 1:
+        ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
+    else:
+        ((found,),) = beam_search(
+            ConstantScorer(), start_id=START, eos_id=END, longest=limit, beam_size=beam_size, rules=rules, alpha=0.0
+        )
+    return found
+
+
+def test_forbidden_pieces_have_no_score() -> None:
+    logits = Forbid([0, 3]).apply(torch.zeros(2, 1, 4), torch.empty(2, 1, 0))
+    assert logits[1, 0].tolist() == [-math.inf, 0.0, 0.0, -math.inf]
+
+
+def test_the_end_symbol_has_no_score_before_the_minimum_length() -> None:
+    rule = MinimumLength(2, END)
+    for length, expected in ((0, -math.inf), (1, -math.inf), (2, 0.0)):
+        logits = rule.apply(torch.zeros(1, 1, 4), torch.zeros(1, 1, length, dtype=torch.int64))
+        assert logits[0, 0].tolist() == [0.0, expected, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_without_rules_the_empty_sentence_wins(beam_size: int) -> None:
+    assert search(beam_size, []).ids == ()
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_minimum_length_is_kept_and_not_exceeded(beam_size: int) -> None:
+    found = search(beam_size, [MinimumLength(3, END)])
+    assert (found.ids, found.ended) == ((A, A, A), True)
+    # Among the pieces that are allowed: a has 0.3 of 0.5.
+    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 3 + [math.log(0.5)])
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_rules_are_applied_in_turn(beam_size: int) -> None:
+    found = search(beam_size, [Forbid([A]), MinimumLength(2, END)])
+    assert found.ids == (B, B)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_without_an_end_symbol_sentences_are_cut(beam_size: int) -> None:
+    found = search(beam_size, [Forbid([END])], longest=3)
+    assert (found.ids, found.ended) == ((A, A, A), False)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    """Section 6.1: beam 4, alpha 0.6, at most 50 pieces more than the source has."""
+    settings = SearchSettings()
+    assert (settings.beam_size, settings.length_penalty, settings.longest(30)) == (4, 0.6, 80)
+
+
+def test_a_greatest_length_that_is_said_holds_for_all_sources() -> None:
+    settings = SearchSettings(max_length=7, max_length_factor=2.0)
+    assert [settings.longest(pieces) for pieces in (1, 100)] == [7, 7]
+
+
+def test_the_greatest_length_grows_with_the_source() -> None:
+    assert SearchSettings(max_length_factor=1.5, max_length_extra=10).longest(5) == 17
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beam_size": 0}, r"`beam_size` must be at least 1, but is 0\."),
+        ({"n_best": 5}, r"`n_best` must be between 1 and `beam_size` \(4\), but is 5: raise `beam_size`\."),
+        ({"n_best": 0}, r"`n_best` must be between 1 and `beam_size` \(4\), but is 0"),
+        ({"length_penalty": -0.5}, r"`length_penalty` must not be negative, but is -0\.5\."),
+        ({"length_penalty": math.nan}, r"`length_penalty` must not be negative, but is nan\."),
+        ({"max_length": 0}, r"`max_length` must be at least 1, but is 0\."),
+        ({"max_length_factor": -1.0}, r"`max_length_factor` must not be negative, but is -1\.0\."),
+        ({"max_length_extra": -3}, r"`max_length_extra` must not be negative, but is -3\."),
+        ({"min_length": -1}, r"`min_length` must not be negative, but is -1\."),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        SearchSettings(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,208 @@
+"""Reading parallel text: what a line is, which files are understood, and what is said about broken ones."""
+
+import gzip
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.text import CorpusFiles, LineNotes, Pair, language_of, read_lines, read_pairs, valid_language
+from transduce.text.corpus import Format
+from transduce.text.languages import in_large_script
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, bytes], str]:
+    """Writes bytes below the test's folder and returns the file's name."""
+
+    def write_bytes(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
+    return write_bytes
+
+
+Write = Callable[[str, bytes], str]
+
+
+def two_files(source: str, target: str) -> CorpusFiles:
+    return CorpusFiles(source=(source,), target=(target,))
+
+
+def texts(files: CorpusFiles) -> list[tuple[str, str]]:
+    return [(pair.source, pair.target) for pair in read_pairs(files)]
+
+
+def test_two_files_are_paired_line_by_line(write: Write) -> None:
+    source, target = write("a.zh", "我\n你好\n".encode()), write("a.en", b"I\nhello\n")
+    assert list(read_pairs(two_files(source, target))) == [
+        Pair("我", "I", 1, source),
+        Pair("你好", "hello", 2, source),
+    ]
+
+
+def test_only_the_line_feed_ends_a_line(write: Write) -> None:
+    odd = "a\u2028b\u2029c\u0085d\re\x0bf\x0cg\x1ch"
+    path = write("odd.txt", f"{odd}\nnext".encode())
+    assert list(read_lines(path)) == [odd, "next"]
+
+
+def test_the_last_line_feed_is_optional_and_empty_lines_count(write: Write) -> None:
+    assert list(read_lines(write("with", b"a\n\nb\n"))) == ["a", "", "b"]
+    assert list(read_lines(write("without", b"a\n\nb"))) == ["a", "", "b"]
+    assert list(read_lines(write("empty-end", b"a\n\n"))) == ["a", ""]
+    assert list(read_lines(write("nothing", b""))) == []
+
+
+def test_gzip_and_plain_give_the_same_pairs_whatever_the_name(write: Write) -> None:
+    source, target = "我\u2028你\n他".encode(), b"I\r\nhe\n"
+    plain = texts(two_files(write("a.zh", source), write("a.en", target)))
+    packed = two_files(write("b.zh.gz", gzip.compress(source)), write("b.en", gzip.compress(target)))
+    assert texts(packed) == plain == [("我\u2028你", "I"), ("他", "he")]
+
+
+def test_joined_gzip_files_are_one(write: Write) -> None:
+    assert list(read_lines(write("a.gz", gzip.compress(b"a\n") + gzip.compress(b"b\n")))) == ["a", "b"]
+
+
+def test_marks_and_carriage_returns_are_removed_and_counted(write: Write) -> None:
+    notes = LineNotes()
+    path = write("windows.txt", "\ufeffa\r\n\ufeffb\r\nc\rd\n".encode())
+    assert list(read_lines(path, notes)) == ["a", "\ufeffb", "c\rd"]
+    assert notes == LineNotes(carriage_returns=2, byte_order_marks=1)
+
+
+def test_several_files_are_paired_in_their_order(write: Write) -> None:
+    files = CorpusFiles(
+        source=(write("1.de", b"a\nb\n"), write("2.de", b"c\n")),
+        target=(write("1.en", b"A\nB\n"), write("2.en", b"C\n")),
+    )
+    assert [(pair.source, pair.target, pair.line) for pair in read_pairs(files)] == [
+        ("a", "A", 1),
+        ("b", "B", 2),
+        ("c", "C", 1),
+    ]
+
+
+@pytest.mark.parametrize(("name", "format"), [("a.tsv", "auto"), ("a.txt", "tsv")])
+def test_tab_separated_columns(write: Write, name: str, format: Format) -> None:
+    files = CorpusFiles(source=(write(name, "我\tI\n\thello\n".encode()),), format=format)
+    assert texts(files) == [("我", "I"), ("", "hello")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"source": "我", "target": "I"}',
+        '{"zh": "我", "en": "I", "score": 1}',
+        '{"translation": {"zh": "我", "en": "I"}}',
+    ],
+)
+def test_json_lines(write: Write, line: str) -> None:
+    files = CorpusFiles(source=(write("a.jsonl.gz", gzip.compress(line.encode())),), languages=("zh", "en"))
+    assert texts(files) == [("我", "I")]
+
+
+@pytest.mark.parametrize("lines", [(100, 99), (99, 100), (1, 3)])
+def test_sides_of_unequal_length(write: Write, lines: tuple[int, int]) -> None:
+    source, target = (write(name, b"x\n" * count) for name, count in zip(("t.zh", "t.en"), lines, strict=True))
+    counted = f"{lines[0]} line" + "s" * (lines[0] > 1)
+    with pytest.raises(TransduceError, match=rf"t\.zh has {counted} and .*t\.en has {lines[1]}: find"):
+        list(read_pairs(two_files(source, target)))
+
+
+def test_bytes_that_are_not_utf_8(write: Write) -> None:
+    with pytest.raises(TransduceError, match=r"latin:2: files must be UTF-8, but the byte at offset 8 "):
+        list(read_lines(write("latin", b"\xef\xbb\xbfab\nba\xe9r\n")))
+    with pytest.raises(TransduceError, match=r"marked:1: files must be UTF-8, but the byte at offset 4 "):
+        list(read_lines(write("marked", b"\xef\xbb\xbfa\xe9\n")))
+    with pytest.raises(TransduceError, match=r"wide:1: files must be UTF-8, but this one begins as UTF-16"):
+        list(read_lines(write("wide", "ab\n".encode("utf-16"))))
+
+
+def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"gone\.txt does not exist: check the file's name"):
+        list(read_lines(tmp_path / "gone.txt"))
+    with pytest.raises(TransduceError, match=r"is a folder, but a text file is needed"):
+        list(read_lines(tmp_path))
+    file = write("file", b"a\n")
+    with pytest.raises(TransduceError, match=r"below cannot be read \(Not a directory\): check"):
+        list(read_lines(f"{file}/below"))
+
+
+def test_an_empty_side_is_named(write: Write) -> None:
+    empty, full = write("empty.zh", b""), write("full.en", b"a\n")
+    for files in (two_files(empty, full), two_files(full, empty), two_files(empty, empty)):
+        with pytest.raises(TransduceError, match=r"empty\.zh is empty, but a corpus needs at least one line"):
+            list(read_pairs(files))
+    with pytest.raises(TransduceError, match=r"empty\.tsv is empty"):
+        list(read_pairs(CorpusFiles(source=(write("empty.tsv", b""),))))
+
+
+def test_broken_gzip(write: Write) -> None:
+    whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(20_000)))
+    with pytest.raises(TransduceError, match=r"cut\.gz is not a whole gzip file, it breaks off after line [1-9]"):
+        list(read_lines(write("cut.gz", whole[: len(whole) // 2])))
+    with pytest.raises(TransduceError, match=r"bad\.gz is not a whole gzip file"):
+        list(read_lines(write("bad.gz", whole[:500] + b"\xff" * 200 + whole[700:])))
+    with pytest.raises(TransduceError, match=r"plain\.gz is not gzip although its name ends in \.gz"):
+        list(read_lines(write("plain.gz", b"a\n")))
+
+
+def test_broken_pair_lines(write: Write) -> None:
+    def read(name: str, content: str) -> None:
+        list(read_pairs(CorpusFiles(source=(write(name, content.encode()),), languages=("zh", "en"))))
+
+    with pytest.raises(TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: mend it"):
+        read("a.tsv", "a\tb\na\tb\tc\n")
+    with pytest.raises(TransduceError, match=r"a\.tsv:1: a TSV line needs 2 columns.* has 1"):
+        read("a.tsv", "a\n")
+    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object \(.+\): mend it"):
+        read("a.jsonl", '{"zh": ')
+    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object"):
+        read("a.jsonl", "[1, 2]")
+    with pytest.raises(TransduceError, match=r'a\.jsonl:1: .*keys "source" and "target" or "zh" and "en" .*"zh", "de"'):
+        read("a.jsonl", '{"zh": "a", "de": "b"}')
+
+
+def test_files_that_do_not_fit_together(write: Write) -> None:
+    a, b = write("a.zh", b"x\n"), write("b.en", b"x\n")
+    with pytest.raises(TransduceError, match=r"equally many files, but there are 2 and 1: name them"):
+        list(read_pairs(CorpusFiles(source=(a, b), target=(b,))))
+    with pytest.raises(TransduceError, match=r"a\.zh holds one side only: name a target file too"):
+        list(read_pairs(CorpusFiles(source=(a,))))
+    with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is given"):
+        list(read_pairs(CorpusFiles(source=(a,), target=(b,), format="tsv")))
+    with pytest.raises(TransduceError, match=r"needs at least one source file, but none is given"):
+        list(read_pairs(CorpusFiles(source=())))
+
+
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [
+        ("data/train.zh.gz", "zh"),
+        ("test_2016.de", "de"),
+        ("a.zh-Hant", "zh-Hant"),
+        ("a.pt_BR.gz", "pt_BR"),
+        ("foo.txt", None),
+        ("train.src", None),
+        ("zh", None),
+        ("de/train", None),
+        ("train.1", None),
+    ],
+)
+def test_language_of_a_file_name(path: str, language: str | None) -> None:
+    assert language_of(path) == language
+
+
+def test_language_codes() -> None:
+    assert all(map(valid_language, ["zh", "deu", "zh-Hans", "zh-Hant-TW", "pt_BR", "es-419"]))
+    assert not any(map(valid_language, ["", "z", "german", "ZH", "zh-", "zh hans"]))
+
+
+def test_large_scripts() -> None:
+    assert all(map(in_large_script, ["我爱你 OK", "ひらがな", "한국어 문장", "ภาษาไทย"]))
+    assert not any(map(in_large_script, ["", "。！", "English 字", "Привет", "Ελληνικά"]))

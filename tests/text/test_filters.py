@@ -1,0 +1,77 @@
+"""Which pairs are dropped, and the account that is given of it."""
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.text import FilterReport, FilterSettings, Pair
+from transduce.text.filters import PairFilter
+
+
+def reason(source: str, target: str, settings: FilterSettings | None = None) -> str | None:
+    return PairFilter(settings or FilterSettings()).text_reason(source, target)
+
+
+def test_an_empty_side_is_dropped() -> None:
+    assert reason("", "a") == reason("a", " \t\u3000") == "empty side"
+    assert reason("", "a", FilterSettings(drop_empty=False)) is None
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x07", "\x0b", "\x1b", "\x7f", "\x9f", "\n"])
+def test_control_characters_are_dropped(character: str) -> None:
+    assert reason("a", f"b{character}c") == reason(f"a{character}", "b") == "control characters"
+
+
+@pytest.mark.parametrize("character", ["\t", "\r", "\u0085", "\u2028", "\u200d", "\ufeff"])
+def test_rare_but_sound_characters_stay(character: str) -> None:
+    assert reason(f"a{character}b", "c") is None
+
+
+def test_identical_sides_are_dropped_unless_wanted() -> None:
+    assert reason("Tom", "Tom ") == "source and target identical"
+    assert reason("Tom", "tom") is None
+    assert reason("Tom", "Tom", FilterSettings(drop_identical=False)) is None
+
+
+def test_duplicates_stay_unless_told() -> None:
+    every = PairFilter(FilterSettings())
+    assert [every.text_reason("a", "b") for _ in range(2)] == [None, None]
+    once = PairFilter(FilterSettings(drop_duplicates=True))
+    found = [once.text_reason(*sides) for sides in [("a", "b"), ("a", "c"), ("b", "a"), ("a", "b")]]
+    assert found == [None, None, None, "duplicate of an earlier pair"]
+
+
+def test_long_sides_are_dropped() -> None:
+    pairs = PairFilter(FilterSettings(max_pieces=10))
+    assert pairs.length_reason(10, 10) is None
+    assert pairs.length_reason(11, 10) == pairs.length_reason(10, 11) == "too many pieces"
+
+
+def test_unequal_lengths_are_dropped_but_short_sentences_never_clash() -> None:
+    pairs = PairFilter(FilterSettings())
+    assert all(pairs.length_reason(a, b) is None for a in range(1, 6) for b in range(1, 6))
+    assert pairs.length_reason(10, 45) is pairs.length_reason(45, 10) is None
+    assert pairs.length_reason(10, 46) == pairs.length_reason(46, 10) == "lengths too unequal"
+    assert pairs.length_reason(1, 10) == "lengths too unequal"
+
+
+def test_the_report_counts_and_shows_the_first_of_each() -> None:
+    report = FilterReport(read=2_000, kept=1_990, held_out=7, carriage_returns=3, byte_order_marks=1)
+    for line in (9, 12):
+        report.drop("too many pieces", Pair("a", "b", line, "train.zh"))
+    report.drop("empty side", Pair("", "b", 40, "train.zh"))
+    assert report.lines() == [
+        "2,000 pairs read, 1,990 kept, 7 held out",
+        "1 dropped: empty side (first: train.zh:40)",
+        "2 dropped: too many pieces (first: train.zh:9)",
+        "3 carriage returns removed at line ends",
+        "1 byte order marks removed at file starts",
+    ]
+
+
+def test_settings_out_of_range() -> None:
+    with pytest.raises(TransduceError, match=r"`filters\.max_pieces` must be at least 1, but is 0"):
+        FilterSettings(max_pieces=0)
+    with pytest.raises(TransduceError, match=r"`filters\.max_length_ratio` must be at least 1, but is 0\.5"):
+        FilterSettings(max_length_ratio=0.5)
+    with pytest.raises(TransduceError, match=r"`filters\.max_length_ratio` must be at least 1, but is nan"):
+        FilterSettings(max_length_ratio=float("nan"))
