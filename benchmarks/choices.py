@@ -75,7 +75,9 @@ def train_command(files: dict[str, str], out: Path) -> list[str]:
     return command
 
 
-def run_variant(changes: dict[str, str], chosen: dict[str, float], files: dict[str, str], out: Path, minutes: float) -> float:
+def run_variant(
+    changes: dict[str, str], chosen: dict[str, float], files: dict[str, str], out: Path, minutes: float
+) -> float:
     """Dev BLEU of one variant: "=x" sets a value, "0.5" multiplies the chosen one."""
     if not (out / "dev_score.json").exists():
         command = [*train_command(files, out), "--resume", "--minutes", str(minutes)]
@@ -108,7 +110,9 @@ def main() -> int:
     rows = [Row(f"{said.corpus}, {minutes:g} min, {name}", value, "BLEU on dev") for name, value in scores.items()]
     lost = best - scores["chosen"]
     bar = None if said.quick else "<= 0.5"
-    rows.append(Row(f"{said.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if said.quick else lost <= 0.5))
+    rows.append(
+        Row(f"{said.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if said.quick else lost <= 0.5)
+    )
     return report(rows, said.json)
 
 

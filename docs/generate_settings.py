@@ -55,7 +55,7 @@ MEANINGS = {
     "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
     "training.accumulate": "A step is cut into so many micro-batches, whose gradients are added.",
     "training.learning_rate": "The highest rate of the schedule.",
-    "training.schedule": "How it goes on after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
+    "training.schedule": "Its shape after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
     "training.warmup_steps": "Steps in which the rate rises from 0.",
     "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
     "training.beta2": "Adam: decay of the mean of their squares.",

@@ -5,9 +5,14 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from transduce.runtime.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,3 +63,72 @@ def write_lines(tmp_path: Path) -> Callable[[str, Iterable[str]], Path]:
         return path
 
     return write
+
+
+# --- one small model for all tests that need a trained one -----------------------------------------------------
+
+_SUBJECTS = {"我": "I", "你": "you", "他": "he", "她": "she", "老师": "the teacher", "学生": "the student"}
+_VERBS = {"喜欢": "like", "看见": "see", "买": "buy", "吃": "eat", "卖": "sell"}
+_OBJECTS = {"苹果": "apples", "书": "books", "茶": "tea", "鱼": "fish", "米饭": "rice", "水": "water", "牛奶": "milk"}
+_TIMES = {"": "", "今天": " today", "昨天": " yesterday", "明天": " tomorrow", "现在": " now"}
+
+
+@pytest.fixture(scope="session")
+def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.zh, train.en (1,000 pairs), dev.zh and dev.en (50)."""
+    pairs = [
+        (f"{time}{subject}{verb}{thing}。", f"{_SUBJECTS[subject]} {_VERBS[verb]} {_OBJECTS[thing]}{_TIMES[time]}.")
+        for time, subject, verb, thing in product(_TIMES, _SUBJECTS, _VERBS, _OBJECTS)
+    ]
+    random.Random(5).shuffle(pairs)
+    folder = tmp_path_factory.mktemp("toy")
+    for name, part in (("train", pairs[:1000]), ("dev", pairs[1000:])):
+        for side, language in enumerate(("zh", "en")):
+            text = "".join(f"{pair[side]}\n" for pair in part)
+            (folder / f"{name}.{language}").write_text(text, "utf-8", newline="\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_settings(toy_corpus: Path) -> dict[str, Any]:
+    """A run of some seconds on it, by dotted names."""
+    return {
+        "preset": "tiny",
+        "data.source": [str(toy_corpus / "train.zh")],
+        "data.target": [str(toy_corpus / "train.en")],
+        "data.dev_source": [str(toy_corpus / "dev.zh")],
+        "data.dev_target": [str(toy_corpus / "dev.en")],
+        "tokenizer.vocabulary_size": 300,
+        "tokenizer.byte_fallback": False,
+        "model.num_encoder_layers": 2,
+        "model.num_decoder_layers": 2,
+        "model.d_model": 32,
+        "model.d_ff": 64,
+        "model.dropout": 0.1,
+        "training.steps": 80,
+        "training.batch_tokens": 512,
+        "training.learning_rate": 0.01,
+        "training.precision": "fp32",
+        "training.report_every": 5,
+        "training.validate_every": 20,
+        "training.save_every": 10,
+        "training.translate_dev": 8,
+    }
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
+    """The folder of such a run, never stopped. Tests only read it."""
+    from transduce.tasks.train import train
+
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    train(out=folder, settings=toy_settings, device="cpu", threads=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def translator(trained: Path) -> "Translator":
+    """Its model, in float32."""
+    from transduce.runtime.translator import load
+
+    return load(trained, precision="fp32", device="cpu", threads=1)

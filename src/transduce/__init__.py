@@ -7,6 +7,7 @@ print(translator("我爱你").text)
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import TransduceError
@@ -58,6 +59,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("transduce")
     if name not in _HOMES:
         raise AttributeError(f"module 'transduce' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

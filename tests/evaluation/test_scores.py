@@ -43,9 +43,7 @@ def read_corpus(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode("utf-8").removesuffix("\n").split("\n")
 
 
-def run_sacrebleu(
-    folder: Path, hypotheses: list[str], references: list[str], *options: str
-) -> list[dict[str, object]]:
+def run_sacrebleu(folder: Path, hypotheses: list[str], references: list[str], *options: str) -> list[dict[str, object]]:
     """What the sacrebleu command says of these lines: [BLEU, chrF]."""
     for name, lines in {"hypotheses": hypotheses, "references": references}.items():
         (folder / name).write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
@@ -87,9 +85,7 @@ def test_lowercase_without_tokenizer_is_what_the_sacrebleu_command_says(tmp_path
     assert report.exact_match == 1
 
 
-def test_a_real_chinese_test_set_is_what_the_sacrebleu_command_says(
-    tmp_path: Path, data_folder: Path
-) -> None:
+def test_a_real_chinese_test_set_is_what_the_sacrebleu_command_says(tmp_path: Path, data_folder: Path) -> None:
     references = read_corpus(data_folder / "tatoeba-zh-en" / "test.zh.gz")
     output = shorten(references, "")
     results = run_sacrebleu(tmp_path, output, references, "--tokenize", "zh")
@@ -103,9 +99,7 @@ def test_chinese_is_not_scored_as_if_it_had_spaces() -> None:
     assert right.bleu.value > 50
     assert wrong.bleu.value < 10
     assert right.warnings == ()
-    assert wrong.warnings == (
-        "BLEU was counted with the tokenizer '13a', but 'zh' fits the target language 'zh'.",
-    )
+    assert wrong.warnings == ("BLEU was counted with the tokenizer '13a', but 'zh' fits the target language 'zh'.",)
 
 
 @pytest.mark.parametrize(("language", "said"), [(None, "not given"), ("en", "en")])
@@ -175,9 +169,7 @@ def test_text_and_notebook_forms() -> None:
     report = score(["a cat ."] * 4, ["a cat."] * 4, target_language="en", decoding={"name": "<x>"})
     lines = str(report).split("\n")
     assert lines[:2] == [str(report.bleu), str(report.chrf)]
-    assert lines[2].startswith(
-        "4 sentences, 0 equal to the reference; 12 tokens against 12, brevity penalty 1.000"
-    )
+    assert lines[2].startswith("4 sentences, 0 equal to the reference; 12 tokens against 12, brevity penalty 1.000")
     assert lines[-1] == f"warning: {report.warnings[0]}"
     assert "decoding: name=&lt;x&gt;<br>warning: The hypotheses look" in report._repr_html_()
 
@@ -211,16 +203,12 @@ def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest
 
 
 def test_different_line_counts() -> None:
-    with pytest.raises(
-        TransduceError, match="there are 3 hypotheses and 4 references: give files with the same"
-    ):
+    with pytest.raises(TransduceError, match="there are 3 hypotheses and 4 references: give files with the same"):
         score(ENGLISH_OUTPUT[:3], ENGLISH, target_language="en")
 
 
 def test_nothing_to_score() -> None:
-    with pytest.raises(
-        TransduceError, match="at least one line to score, but there are 0 hypotheses and 0 ref"
-    ):
+    with pytest.raises(TransduceError, match="at least one line to score, but there are 0 hypotheses and 0 ref"):
         score([], [], target_language="en")
 
 

@@ -56,9 +56,7 @@ def corrupt(lines: list[str], share: float, seed: int) -> list[str]:
     generator = random.Random(seed)
 
     def translate(line: str) -> str:
-        return " ".join(
-            generator.choice(WORDS) if generator.random() < share else word for word in line.split(" ")
-        )
+        return " ".join(generator.choice(WORDS) if generator.random() < share else word for word in line.split(" "))
 
     return [translate(line) for line in lines]
 
@@ -88,9 +86,7 @@ def test_values_are_those_of_score(slight: Comparison) -> None:
 
 
 @pytest.mark.parametrize(("metric", "formula"), [(BLEU, bleu_from_counts), (CHRF, chrf_from_counts)])
-def test_formulas_are_sacrebleus_even_where_counts_are_missing(
-    metric: type[BLEU | CHRF], formula: Formula
-) -> None:
+def test_formulas_are_sacrebleus_even_where_counts_are_missing(metric: type[BLEU | CHRF], formula: Formula) -> None:
     pairs = [
         ("", "a b c d e"),  # nothing at all
         ("x y z v w", "a b c d e"),  # no match
@@ -140,9 +136,7 @@ def test_a_difference_that_may_be_chance_says_how_many_sentences_would_tell() ->
     assert 0.05 < row.p_randomisation < 1
     assert row.interval_low < 0 < row.interval_high
     assert not row.is_real
-    assert row.verdict.startswith(
-        f"The difference of {abs(row.difference):.2f} BLEU between A and B may be chance"
-    )
+    assert row.verdict.startswith(f"The difference of {abs(row.difference):.2f} BLEU between A and B may be chance")
     assert row.verdict.endswith(" sentences would be needed to tell, not 60.")
 
 
@@ -156,9 +150,7 @@ def test_sentences_needed_by_hand() -> None:
     # Twice the standard error is needed, half is there: (1.96 * 2) ** 2 = 15.4 times as many.
     assert describe_needed(0.5, 1.0, sentences=100).startswith("about 1,500 sentences would be needed")
     assert describe_needed(-3.0, 1.0, sentences=100) == "more sentences would be needed to tell"
-    assert describe_needed(0.001, 1.0, sentences=100).startswith(
-        "even 1,000 times as many sentences as these 100"
-    )
+    assert describe_needed(0.001, 1.0, sentences=100).startswith("even 1,000 times as many sentences as these 100")
 
 
 def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Result]:
@@ -229,9 +221,7 @@ def test_the_seed_decides_everything() -> None:
     assert first.bleu.interval_low != other.bleu.interval_low
 
 
-def test_draws_in_small_portions_are_the_same_draws(
-    slight: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_in_small_portions_are_the_same_draws(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
     assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
 
@@ -256,9 +246,7 @@ def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
 
 
 def test_settings_reach_the_metrics() -> None:
-    result = compare(
-        ["我爱你。"] * 2, ["我爱她。"] * 2, ["我爱他。"] * 2, target_language="zh", lowercase=True
-    )
+    result = compare(["我爱你。"] * 2, ["我爱她。"] * 2, ["我爱他。"] * 2, target_language="zh", lowercase=True)
     assert "tok:zh" in result.bleu.signature
     assert "case:lc" in result.bleu.signature
     assert "case:lc" in result.chrf.signature

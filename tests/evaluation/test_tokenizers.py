@@ -66,7 +66,5 @@ def test_tokenizers_that_download_are_refused(name: str) -> None:
 
 def test_segmenter_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "missing_packages", lambda _: ["absent"])
-    with pytest.raises(
-        TransduceError, match=r"'ja-mecab' needs the package absent.*pip install 'sacrebleu\[ja"
-    ):
+    with pytest.raises(TransduceError, match=r"'ja-mecab' needs the package absent.*pip install 'sacrebleu\[ja"):
         choose_tokenizer("ja", "ja-mecab")

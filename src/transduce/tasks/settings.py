@@ -175,10 +175,18 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
     hints = get_type_hints(struct)
     for key, value in content.items():
         if key not in hints:
-            raise TransduceError(_unknown_key((*path, key)))
+            raise TransduceError(_unknown_key((*path, key, *_first_inside(value))))
         inner = _struct_of(hints[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, (*path, key))
+
+
+def _first_inside(value: Any) -> tuple[str, ...]:
+    """The first setting of a table that does not exist: its last word tells most about what was meant."""
+    if not isinstance(value, Mapping) or not value:
+        return ()
+    key, inner = next(iter(value.items()))
+    return (key, *_first_inside(inner))
 
 
 def _unknown_key(path: tuple[str, ...]) -> str:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 1 << 21  # of float32 logits at a time: 8 MB stay in a processor's cache
+_CHUNK_ELEMENTS = 1 << 21  # logits at a time: with their softmax 8 MB in bfloat16, which stay in a processor's cache
+_TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 
 
 class Loss(NamedTuple):
@@ -44,10 +45,18 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
+    options = _Options(label_smoothing, pad_id, torch.is_grad_enabled())
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, chosen, label_smoothing, pad_id, torch.is_grad_enabled()
+        rows, weight, chosen, options
     )
     return Loss(total, likelihood.detach(), len(chosen))
+
+
+class _Options(NamedTuple):
+    label_smoothing: float
+    pad_id: int
+    recording: bool
+    """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -58,48 +67,45 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, pad_id: int, recording: bool
-    ) -> tuple[Tensor, Tensor]:
-        vocabulary_size = weight.shape[0]
-        # PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them.
-        wants_gradient = recording and any(ctx.needs_input_grad[:2])
-        rows = min(len(hidden), max(1, _CHUNK_ELEMENTS // vocabulary_size))
-        logits = hidden.new_empty(rows, vocabulary_size)
-        likelihood, uniform = torch.zeros(2, dtype=_sum_dtype(hidden), device=hidden.device)
-        weight_sum = weight.sum(dim=0, dtype=_sum_dtype(hidden))  # (D,)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+        wants_gradient = options.recording and any(ctx.needs_input_grad[:2])
+        sums = _sum_dtype(hidden)
+        likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if wants_gradient else None
-        weight_gradient = torch.zeros_like(weight, dtype=_sum_dtype(hidden)) if wants_gradient else None
+        weight_gradient = torch.zeros_like(weight, dtype=sums) if wants_gradient else None
+        rows = max(1, min(len(hidden), _CHUNK_ELEMENTS // len(weight)))
+        logits = hidden.new_empty(rows, len(weight))
         for start in range(0, len(hidden), rows):
-            x, chosen = hidden[start : start + rows], labels[start : start + rows]
+            x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
             chunk = torch.mm(x, weight.t(), out=logits[: len(x)])
-            at_label = chunk.gather(1, chosen[:, None])[:, 0].to(likelihood.dtype)
+            at_label = chunk.gather(1, chosen).to(sums)
             probabilities = chunk.softmax(dim=-1)  # (rows, V)
-            chunk_likelihood = -_log_of_label(probabilities, chosen).to(likelihood.dtype).sum()
-            likelihood += chunk_likelihood
-            # Σ over v of -log p_v / V is (log-normaliser - mean logit), and the label tells the normaliser.
-            mean = (x.to(weight_sum.dtype) @ weight_sum) / vocabulary_size
-            uniform += chunk_likelihood + (at_label - mean).sum()
+            log_probability = probabilities.gather(1, chosen).to(sums).clamp_min(_TINY).log()
+            likelihood -= log_probability.sum()
+            log_normalizer += (at_label - log_probability).sum()
             if hidden_gradient is not None and weight_gradient is not None:
                 torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
                 weight_gradient += probabilities.t() @ x
+        # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
+        mean_logits = hidden.sum(dim=0, dtype=sums) @ weight.sum(dim=0, dtype=sums) / len(weight)
+        uniform = log_normalizer - mean_logits
         if hidden_gradient is not None and weight_gradient is not None:
-            _subtract_target(hidden_gradient, weight_gradient, hidden, weight, labels, weight_sum, smoothing)
-            weight_gradient[pad_id] = 0.0
+            smoothing = options.label_smoothing
+            hidden_gradient -= _target_embedding(weight, labels, smoothing)
+            _subtract_target_rows(weight_gradient, hidden, labels, smoothing)
+            weight_gradient[options.pad_id] = 0.0
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(likelihood)
-        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
+        return (1.0 - options.label_smoothing) * likelihood + options.label_smoothing * uniform, likelihood
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         scale = gradients[0]
         return (
             hidden_gradient * scale.to(hidden_gradient.dtype),
             (weight_gradient * scale).to(ctx.weight_dtype),
-            None,
-            None,
             None,
             None,
         )
@@ -110,24 +116,14 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _log_of_label(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """log p of each row's label (rows,), no lower than the smallest normal number's."""
-    chosen = probabilities.gather(1, labels[:, None])[:, 0].to(_sum_dtype(probabilities))
-    return chosen.clamp_min(torch.finfo(torch.float32).tiny).log()
+def _target_embedding(weight: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The rows of the matrix, mixed as the smoothed targets are: (N, D)."""
+    everywhere = weight.sum(dim=0, dtype=_sum_dtype(weight)) * (smoothing / len(weight))  # (D,)
+    return (weight[labels] * (1.0 - smoothing)).add_(everywhere.to(weight.dtype))
 
 
-def _subtract_target(
-    hidden_gradient: Tensor,
-    weight_gradient: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    weight_sum: Tensor,
-    smoothing: float,
-) -> None:
-    """The gradient's constant terms, from the smoothed target distribution, in place."""
-    confidence, share = 1.0 - smoothing, smoothing / weight.shape[0]
-    hidden_gradient -= (weight[labels] * confidence).add_((share * weight_sum).to(weight.dtype))
+def _subtract_target_rows(weight_gradient: Tensor, hidden: Tensor, labels: Tensor, smoothing: float) -> None:
+    """Σ over n of (smoothed target of n) ⊗ hidden of n, taken from the matrix' gradient in place."""
     wide = hidden.to(weight_gradient.dtype)
-    weight_gradient.index_add_(0, labels, wide, alpha=-confidence)
-    weight_gradient -= share * wide.sum(dim=0)
+    weight_gradient.index_add_(0, labels, wide, alpha=smoothing - 1.0)
+    weight_gradient -= wide.sum(dim=0) * (smoothing / len(weight_gradient))

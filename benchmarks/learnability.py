@@ -1,0 +1,208 @@
+"""Can the model learn what it must? Copying and reversing sequences that it has never seen, with exact answers.
+
+    python benchmarks/learnability.py                  # five seeds of both tasks: minutes on one core
+    python benchmarks/learnability.py --quick          # one seed of each
+    python benchmarks/learnability.py --json rows.json # the figures as a list of rows; `-` for standard output
+
+Ten symbols, 1 to 12 of them in a sequence, a Transformer of 2 + 2 layers × 32 without dropout, greedy search. At least
+99 % of 1,000 held-out sequences must come out exactly. Held out are random sequences of all lengths, at most a fifth of
+those that a length has; training never sees them as a source. The exit status is 1 where the bar is missed.
+"""
+
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import Row, machine, parser, report
+from rich.console import Console
+from torch import Tensor
+
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.runtime.scorer import TransformerScorer
+from transduce.search.greedy import greedy_search
+from transduce.training.events import ProgressDisplay
+from transduce.training.loop import Trainer
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.settings import ResolvedTraining
+
+PAD, EOS, FIRST_SYMBOL = 0, 1, 2
+SYMBOLS, LONGEST, HELD_OUT = 10, 12, 1000
+BATCH_SEQUENCES = 64
+BAR_PERCENT = 99.0
+TASKS = ("copy", "reverse")
+MOST_STEPS = 3000
+
+
+class Sequences:
+    """Pairs of a task, by position: a pure function of the seed, without the held-out ones."""
+
+    def __init__(self, task: str, seed: int) -> None:
+        self.task = task
+        self.seed = seed
+        generator = torch.Generator().manual_seed(_mixed(seed, -1))
+        drawn = torch.cat([_draw(length, generator) for length in range(1, LONGEST + 1)])
+        self.held_out = drawn[torch.randperm(len(drawn), generator=generator)[:HELD_OUT]]  # (1000, 12)
+        self._codes = _codes(self.held_out)
+
+    def __len__(self) -> int:
+        return MOST_STEPS
+
+    def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
+        """Source and target ids, (B, 13) each."""
+        generator = torch.Generator().manual_seed(_mixed(self.seed, epoch * MOST_STEPS + position))
+        lengths = torch.randint(1, LONGEST + 1, (BATCH_SEQUENCES, 1), generator=generator)
+        symbols = torch.randint(SYMBOLS, (BATCH_SEQUENCES, LONGEST), generator=generator) + FIRST_SYMBOL
+        sequences = symbols.where(torch.arange(LONGEST) < lengths, PAD)
+        return self.pairs(sequences[~torch.isin(_codes(sequences), self._codes)])
+
+    def pairs(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Source and target ids with the end symbol, (N, 13) each, of sequences (N, 12)."""
+        answers = sequences if self.task == "copy" else _reversed(sequences)
+        return _with_end(sequences), _with_end(answers)
+
+
+def _mixed(seed: int, position: int) -> int:
+    return seed * 1_000_003 + position + 1
+
+
+def _draw(length: int, generator: torch.Generator) -> Tensor:
+    """Distinct random sequences of one length: an equal share of those held out, at most a fifth of what there is."""
+    share = min(math.ceil(HELD_OUT / (LONGEST - 2)), SYMBOLS**length // 5)
+    symbols = torch.randint(SYMBOLS, (20 * share, length), generator=generator) + FIRST_SYMBOL
+    distinct = symbols.unique(dim=0)
+    chosen = distinct[torch.randperm(len(distinct), generator=generator)[:share]]
+    return torch.nn.functional.pad(chosen, (0, LONGEST - length), value=PAD)
+
+
+def _codes(sequences: Tensor) -> Tensor:
+    """Each sequence (N, 12) as one number, (N,)."""
+    powers = (SYMBOLS + FIRST_SYMBOL) ** torch.arange(LONGEST)
+    return (sequences * powers).sum(dim=1)
+
+
+def _lengths(sequences: Tensor) -> Tensor:
+    return (sequences != PAD).sum(dim=1, keepdim=True)  # (N, 1)
+
+
+def _reversed(sequences: Tensor) -> Tensor:
+    lengths, places = _lengths(sequences), torch.arange(sequences.shape[1])
+    return sequences.gather(1, (lengths - 1 - places).clamp_min(0)).where(places < lengths, PAD)
+
+
+def _with_end(sequences: Tensor) -> Tensor:
+    return torch.nn.functional.pad(sequences, (0, 1), value=PAD).scatter(1, _lengths(sequences), EOS)
+
+
+def _settings(seed: int, steps: int) -> ResolvedTraining:
+    return ResolvedTraining(
+        seed=seed,
+        steps=steps,
+        minutes=None,
+        batch_tokens=BATCH_SEQUENCES * (LONGEST + 3) // 2,
+        accumulate=1,
+        learning_rate=0.008,
+        schedule="linear",
+        warmup_steps=steps // 10,
+        beta1=0.9,
+        beta2=0.98,
+        epsilon=1e-9,
+        weight_decay=0.0,
+        clip_norm=1.0,
+        label_smoothing=0.0,
+        precision="fp32",
+        average_decay=0.0,
+        report_every=100,
+        validate_every=steps,
+        save_every=steps,
+        best_by="loss",
+        patience=0,
+        translate_dev=0,
+        keep_checkpoints=1,
+    )
+
+
+def train(sequences: Sequences, *, seed: int, steps: int, console: Console) -> Transformer:
+    """A model that was trained on one task."""
+    torch.manual_seed(seed)
+    model = Transformer(
+        ModelConfig(
+            source_vocabulary_size=FIRST_SYMBOL + SYMBOLS,
+            target_vocabulary_size=FIRST_SYMBOL + SYMBOLS,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            d_model=32,
+            d_ff=64,
+            num_heads=4,
+            dropout=0.0,
+            pad_id=PAD,
+            eos_id=EOS,
+            start_id=PAD,
+        )
+    )
+
+    def loss(batch: Any) -> Loss:
+        source, target = batch
+        inputs = torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], dim=1)
+        return projected_cross_entropy(model.hidden(source, inputs), model.output_weight, target, pad_id=PAD)
+
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(
+            model=model,
+            loss=loss,
+            batches=sequences,
+            settings=_settings(seed, steps),
+            folder=Path(folder),
+            display=ProgressDisplay(console),
+        ).run()
+    return model.eval()
+
+
+def exact(model: Transformer, sequences: Sequences) -> Tensor:
+    """Which of the held-out sequences come out exactly, (1000,)."""
+    source, target = sequences.pairs(sequences.held_out)
+    with torch.inference_mode():
+        longest = torch.full((len(source),), 2 * LONGEST)
+        found = greedy_search(TransformerScorer(model, source), start_id=PAD, eos_id=EOS, longest=longest)
+    answers = [tuple(piece for piece in row if piece >= FIRST_SYMBOL) for row in target.tolist()]
+    return torch.tensor([best.ended and best.ids == answer for (best,), answer in zip(found, answers, strict=True)])
+
+
+def measure(task: str, *, seed: int, steps: int, console: Console) -> list[Row]:
+    """Trains one model and counts its exact answers: of all held-out sequences, and of the longest ones."""
+    started_at = time.monotonic()
+    sequences = Sequences(task, seed)
+    right = exact(train(sequences, seed=seed, steps=steps, console=console), sequences)
+    percent = 100.0 * right.double().mean().item()
+    hardest = 100.0 * right[_lengths(sequences.held_out)[:, 0] == LONGEST].double().mean().item()
+    name = f"{task}, seed {seed}, {steps} steps"
+    bar = f"at least {BAR_PERCENT:g} %"
+    return [
+        Row(f"{name}: unseen sequences exact", percent, "%", bar=bar, holds=percent >= BAR_PERCENT),
+        Row(f"{name}: of those with {LONGEST} symbols", hardest, "%"),
+        Row(f"{name}: training and search", time.monotonic() - started_at, "s"),
+    ]
+
+
+def main() -> int:
+    """Measures, prints and writes; 1 where a bar is missed."""
+    options = parser(__doc__)
+    options.add_argument("--steps", type=int, default=1000, help=f"of each training, at most {MOST_STEPS}")
+    options.add_argument("--threads", type=int, default=1, help="threads to compute with (one is fastest here)")
+    said = options.parse_args()
+    if not 10 <= said.steps <= MOST_STEPS:
+        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {said.steps}")
+    torch.set_num_threads(said.threads)
+    console = Console(stderr=True, highlight=False)
+    console.print(machine())
+    seeds = range(1, 2 if said.quick else 6)
+    runs = [measure(task, seed=seed, steps=said.steps, console=console) for task in TASKS for seed in seeds]
+    return report([row for rows in runs for row in rows], said.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Who does what, where, when and with whom: statements and questions of the demonstration's grammar."""
+
+from functools import cache
+
+import msgspec
+
+from transduce.text.demo_lexicon import (
+    BASE,
+    FUTURE_TIMES,
+    GERUND,
+    HABITUAL_TIMES,
+    PARTICIPLE,
+    PAST,
+    PAST_TIMES,
+    PRESENT_TIMES,
+    THIRD,
+    Verb,
+)
+from transduce.text.demo_nominals import Nominal
+from transduce.text.demo_phrase import NOTHING, QUESTION_MARK, Phrase, phrase, swap
+
+Times = tuple[tuple[str, str, str], ...]
+Forms = tuple[int, int, int]
+
+BE = ("am", "is", "are")
+WAS = ("was", "was", "were")
+DO = ("do", "does", "do")
+HAVE = ("have", "has", "have")
+FINITE: Forms = (BASE, THIRD, BASE)
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something done, before anything is said about when, whether and by whom."""
+
+    verb: Verb
+    object: Phrase = NOTHING
+    # Chinese says with whom, and where or how, before the verb, English after the object, in the opposite order.
+    place: Phrase = NOTHING
+    company: Phrase = NOTHING
+
+    def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
+        """The action with its verb in this form; aspect (了, 过) and helper (have) stand at the verb."""
+        return _around(self.company, _around(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """What a statement says about an action: that it is done every day, was not done, will be done, …"""
+
+    marker: str = ""
+    # English in place of the marker, by the subject's agreement, and how the two are linked (see `phrase`).
+    english: tuple[str, str, str] = ("", "", "")
+    links: str = ""
+    forms: Forms = (BASE, BASE, BASE)
+    aspect: str = ""
+    helper: tuple[str, str, str] = ("", "", "")
+    after: Phrase = NOTHING
+    # Times that fit; whether one must be said.
+    times: Times = ()
+    timed: bool = False
+    # Objects that fit beside bare ones (apples): some (three apples), definite (this apple).
+    some: bool = False
+    definite: bool = False
+    # A place or company fits.
+    adjuncts: bool = True
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What a question asks about an action. English puts `front` before the subject."""
+
+    front: tuple[str, str, str]
+    marker: str = ""
+    # True: `front` renders 吗 alone (did), and `rest` the marker (want to). False: `front` renders the marker (can).
+    by_particle: bool = True
+    rest: str = ""
+    form: int = BASE
+    aspect: str = ""
+    helper: str = ""
+    times: Times = ()
+    definite: bool = False
+    some: bool = False
+    adjuncts: bool = True
+
+
+def _same(word: str) -> tuple[str, str, str]:
+    return (word, word, word)
+
+
+def _to(verb: str) -> tuple[str, str, str]:
+    return (f"{verb} to", f"{verb}s to", f"{verb} to")
+
+
+# 不 and 没 are linked to "not" and to its auxiliary.
+_DO_NOT = ("do not", "does not", "do not")
+
+HABIT = Frame(forms=FINITE, times=HABITUAL_TIMES)
+EVERY_TIME = Frame(forms=FINITE, times=HABITUAL_TIMES, timed=True)
+OFTEN = Frame(marker="经常", english=_same("often"), forms=FINITE)
+ALWAYS = Frame(marker="总是", english=_same("always"), forms=FINITE)
+NEVER = Frame(marker="从来 不", english=_same("never"), forms=FINITE)
+DOES_NOT = Frame(marker="不", english=_DO_NOT)
+DID = Frame(forms=(PAST, PAST, PAST), aspect="了", times=PAST_TIMES, some=True, definite=True)
+# Where the time and the place say that it is over, 了 is not needed: 昨天他在公司工作.
+WAS_DOING = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES, timed=True)
+DID_NOT = Frame(marker="没", english=_same("did not"), times=PAST_TIMES, definite=True)
+IS_DOING = Frame(
+    marker="正在", english=BE, forms=(GERUND, GERUND, GERUND), times=PRESENT_TIMES, definite=True, adjuncts=False
+)
+HAS_DONE = Frame(
+    forms=(PARTICIPLE, PARTICIPLE, PARTICIPLE), aspect="过", helper=HAVE, after=phrase("", "before"), adjuncts=False
+)
+HAS_NEVER = Frame(
+    marker="没",
+    english=("have never", "has never", "have never"),
+    forms=(PARTICIPLE, PARTICIPLE, PARTICIPLE),
+    aspect="过",
+    adjuncts=False,
+)
+WILL = Frame(marker="会", english=_same("will"), times=FUTURE_TIMES, timed=True, some=True, definite=True)
+WILL_NOT = Frame(
+    marker="不 会", english=_same("will not"), links="0-1 1-0", times=FUTURE_TIMES, timed=True, definite=True
+)
+GOING_TO = Frame(
+    marker="要",
+    english=("am going to", "is going to", "are going to"),
+    times=FUTURE_TIMES,
+    timed=True,
+    some=True,
+    definite=True,
+)
+WANTS = Frame(marker="想", english=_to("want"), times=FUTURE_TIMES, some=True, definite=True)
+DOES_NOT_WANT = Frame(
+    marker="不 想",
+    english=tuple(f"{do} want to" for do in _DO_NOT),  # type: ignore[arg-type]
+    links="0-0 0-1 1-2 1-3",
+    times=FUTURE_TIMES,
+    definite=True,
+)
+LIKES = Frame(marker="喜欢", english=_to("like"))
+DOES_NOT_LIKE = Frame(
+    marker="不 喜欢",
+    english=tuple(f"{do} like to" for do in _DO_NOT),  # type: ignore[arg-type]
+    links="0-0 0-1 1-2 1-3",
+)
+CAN = Frame(marker="能", english=_same("can"), times=FUTURE_TIMES, definite=True)
+CANNOT = Frame(marker="不 能", english=_same("cannot"), times=FUTURE_TIMES, definite=True)
+MAY = Frame(marker="可以", english=_same("may"), definite=True, some=True)
+SHOULD = Frame(marker="应该", english=_same("should"), definite=True)
+SHOULD_NOT = Frame(marker="不 应该", english=_same("should not"), links="0-1 1-0", definite=True)
+MUST = Frame(marker="必须", english=_same("must"), times=FUTURE_TIMES, definite=True)
+# 会 without a time is to have learnt how.
+KNOWS_HOW = Frame(marker="会", english=_same("can"))
+DOES_NOT_KNOW_HOW = Frame(marker="不 会", english=_same("cannot"))
+ALSO_KNOWS_HOW = Frame(marker="也 会", english=_same("can also"), links="0-1 1-0")
+
+DOES_ONE = Question(front=DO)
+DID_ONE = Question(front=_same("did"), aspect="了", times=PAST_TIMES, definite=True, some=True)
+WANTS_ONE = Question(marker="想", front=DO, rest="want to", times=FUTURE_TIMES, some=True)
+LIKES_ONE = Question(marker="喜欢", front=DO, rest="like to")
+HAS_ONE = Question(front=HAVE, form=PARTICIPLE, aspect="过", helper="ever", adjuncts=False)
+IS_ONE = Question(marker="正在", front=BE, by_particle=False, form=GERUND, definite=True, adjuncts=False)
+WILL_ONE = Question(marker="会", front=_same("will"), by_particle=False, times=FUTURE_TIMES, definite=True)
+CAN_ONE = Question(marker="能", front=_same("can"), by_particle=False, times=FUTURE_TIMES, definite=True)
+MAY_ONE = Question(marker="可以", front=_same("may"), by_particle=False, definite=True)
+SHOULD_ONE = Question(marker="应该", front=_same("should"), by_particle=False, definite=True)
+KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
+
+
+@cache
+def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Phrase:
+    """吃 了 / ate, 吃 过 / have eaten."""
+    return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
+
+
+def said(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
+    """A statement; the time stands before the subject (early) or after it in Chinese, and last in English."""
+    who = subject.agreement
+    does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after
+    marker = phrase(frame.marker, frame.english[who], frame.links)
+    return at_time(subject.subject, marker + does, time, early)
+
+
+def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
+    """Subject and predicate with a time, which may be nothing."""
+    if early:
+        return _around(time, subject + predicate)
+    return subject + _around(time, predicate)
+
+
+def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
+    """A question that is answered by yes or no."""
+    does = action.phrase(question.form, question.aspect, question.helper)
+    front = question.front[subject.agreement]
+    if question.by_particle:
+        asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
+        return swap(asked, phrase("吗", front)) + QUESTION_MARK
+    # Only an early time fits here: you tomorrow will go, will you go tomorrow (2413) is beyond the two ways to join.
+    return _around(time, swap(subject.subject, phrase(question.marker, front)) + does) + particle()
+
+
+def what(
+    word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
+) -> Phrase:
+    """A question for the action's object, which it must lack: word is 什么 / what, 几 本 书 / how many books."""
+    does = action.phrase(question.form, question.aspect, question.helper)
+    front = question.front[subject.agreement]
+    if question.by_particle:
+        asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
+        return swap(asked, word + phrase("", front)) + QUESTION_MARK
+    asked = swap(subject.subject, phrase(question.marker, front)) + does
+    return _around(time, swap(asked, word)) + QUESTION_MARK
+
+
+def why(
+    word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "", time: Phrase = NOTHING
+) -> Phrase:
+    """A question for the reason or the manner: word is 为什么 / why, 怎么 / how; negation is 不 or 没."""
+    front = word + phrase("", question.front[subject.agreement])
+    does = action.phrase(question.form, question.aspect, question.helper)
+    middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
+    return _around(time, swap(subject.subject, front) + middle + does) + QUESTION_MARK
+
+
+def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
+    """A question for the place of an action."""
+    front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
+    wanted = subject.subject + phrase(question.marker, question.rest)
+    does = action.phrase(question.form, question.aspect, question.helper)
+    return _around(time, swap(wanted, front) + does) + QUESTION_MARK
+
+
+def particle() -> Phrase:
+    """吗 at the end of a question that no auxiliary renders: it belongs to the question mark."""
+    return phrase("吗 ？", "?")
+
+
+def _around(first: Phrase, second: Phrase) -> Phrase:
+    """`swap`, or the second phrase alone where the first is nothing."""
+    return second if first is NOTHING else swap(first, second)

@@ -1,0 +1,223 @@
+"""People and things of the demonstration's grammar: pronouns, names, my mother, that new book, three cups of tea."""
+
+from functools import cache
+from itertools import permutations
+from random import Random
+
+import msgspec
+
+from transduce.text.demo_lexicon import (
+    CHILDREN,
+    COMPANIONS,
+    FAMILY,
+    NAMES,
+    NUMBERS,
+    OCCUPATIONS,
+    PRONOUNS,
+    THING_ADJECTIVES,
+    THINGS,
+    Adjective,
+    Noun,
+)
+from transduce.text.demo_phrase import Phrase, phrase
+
+# Which form of an English verb a subject takes: am, is, are.
+FIRST, THIRD, OTHER = range(3)
+
+
+class Nominal(msgspec.Struct, frozen=True):
+    """Somebody or something that a sentence speaks of."""
+
+    subject: Phrase
+    object: Phrase
+    agreement: int
+    plural: bool = False
+    # Who is meant, and who owns: nobody likes "Tom knows Tom" or "I know us".
+    referents: frozenset[str] = frozenset()
+    owners: frozenset[str] = frozenset()
+
+
+def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
+    """A thing, which looks the same as a subject and as an object."""
+    return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
+
+
+def article(word: str) -> str:
+    """The indefinite article before this word of the lexicon."""
+    return "an" if word[0] in "aeiou" else "a"
+
+
+# --- people --------------------------------------------------------------------------------------------------
+
+
+def _pronoun(source: str, subject: str, object: str) -> Nominal:
+    agreement = {"我": FIRST, "他": THIRD, "她": THIRD}.get(source, OTHER)
+    meant = frozenset({source.removesuffix("们")})
+    return Nominal(phrase(source, subject), phrase(source, object), agreement, source.endswith("们"), meant)
+
+
+def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
+    named = owner in dict(NAMES)
+    meant = frozenset({referent, owner} if named else {referent})
+    return Nominal(words, words, THIRD, False, meant, frozenset({owner.removesuffix("们")} if owner else ()))
+
+
+def owner_phrase(source: str) -> Phrase:
+    """我 的 / my, 汤姆 的 / Tom's."""
+    pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
+    return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
+
+
+def _relative(owner: str, noun: Noun) -> Nominal:
+    """我妈妈, 汤姆的妈妈."""
+    pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
+    possessor = phrase(owner, pronouns[owner]) if owner in pronouns else owner_phrase(owner)
+    return _person(possessor + phrase(noun.source, noun.one), owner + noun.source, owner)
+
+
+def _companion(owner: str, noun: Noun) -> Nominal:
+    """我的朋友, 汤姆的朋友."""
+    return _person(owner_phrase(owner) + phrase(noun.source, noun.one), owner + noun.source, owner)
+
+
+def _pointed_at(noun: Noun) -> tuple[Nominal, ...]:
+    """这位老师, 那位老师, 这些老师."""
+    near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
+    far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
+    these = phrase("这些", "these") + phrase(noun.source, noun.many)
+    many = Nominal(these, these, OTHER, plural=True, referents=frozenset({noun.source}))
+    return _person(near, noun.source), _person(far, noun.source), many
+
+
+def _together(first: Nominal, second: Nominal) -> Nominal:
+    """汤姆 和 玛丽."""
+    words = first.subject + phrase("和", "and") + second.subject
+    return Nominal(words, words, OTHER, True, first.referents | second.referents)
+
+
+POINTERS = (("这", "this"), ("那", "that"), ("这些", "these"), ("那些", "those"))
+OWNERS = (*(pronoun[0] for pronoun in PRONOUNS), *(source for source, _ in NAMES))
+PRONOMINALS = tuple(_pronoun(*pronoun[:3]) for pronoun in PRONOUNS)
+NAMED = tuple(_person(phrase(*name), name[0]) for name in NAMES)
+RELATIVES = tuple(_relative(owner, noun) for owner in OWNERS if not owner.endswith("们") for noun in FAMILY)
+ACQUAINTANCES = tuple(_companion(owner, noun) for owner in OWNERS for noun in COMPANIONS)
+STRANGERS = tuple(person for noun in (*OCCUPATIONS, *CHILDREN) for person in _pointed_at(noun))
+YOU = PRONOMINALS[1]
+PAIRS = tuple(_together(first, second) for first, second in permutations(NAMED, 2))
+WHO = Nominal(phrase("谁", "who"), phrase("谁", "who"), THIRD)
+
+Groups = tuple[tuple[Nominal, ...], ...]
+_SUBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS, PAIRS)
+_OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
+
+
+def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
+    """Somebody who does something, and is none of those excluded."""
+    return _anybody(random, _SUBJECTS, (42, 16, 20, 8, 10, 4), excluded)
+
+
+def asked(random: Random) -> Nominal:
+    """Somebody whom a question is about: most often you, and never I."""
+    return YOU if random.random() < 0.45 else a_subject(random, YOU.referents | {"我"})
+
+
+def somebody(random: Random, but: Nominal) -> Nominal:
+    """Somebody to whom something is done: not the subject."""
+    return _anybody(random, _OBJECTS, (46, 18, 14, 10, 12), but.referents)
+
+
+def _anybody(random: Random, groups: Groups, weights: tuple[int, ...], excluded: frozenset[str]) -> Nominal:
+    while True:
+        (group,) = random.choices(groups, weights)
+        person = random.choice(group)
+        if not person.referents & excluded:
+            return person
+
+
+# --- things --------------------------------------------------------------------------------------------------
+
+NOUNS = {noun.source: noun for noun in THINGS}
+_ATTRIBUTES = {
+    noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS
+}
+
+
+@cache
+def bare(noun: Noun) -> Nominal:
+    """苹果 / apples, 茶 / tea."""
+    return inanimate(phrase(noun.source, noun.many), _bare_agreement(noun))
+
+
+@cache
+def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
+    """一 本 新 书 / a new book, 三 杯 茶 / three cups of tea."""
+    source, english = number
+    described = _described(noun, adjective, plural=bool(english))
+    if noun.container:
+        container = noun.container[1] if english else noun.container[0]
+        amount = phrase(f"{source} {noun.measure}", f"{english or 'a'} {container} of", "0-0 1-1 1-2")
+    elif english:
+        amount = phrase(f"{source} {noun.measure}", english)
+    else:
+        amount = phrase(f"{source} {noun.measure}", article(described.target[0]), "0-0 1-0")
+    return inanimate(amount + described, OTHER if english else THIRD)
+
+
+@cache
+def many(noun: Noun) -> Nominal:
+    """很多 书 / a lot of books."""
+    return inanimate(phrase("很多", "a lot of") + bare(noun).object, _bare_agreement(noun))
+
+
+@cache
+def pointed_at(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
+    """这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books."""
+    source, english = pointer
+    plural = source.endswith("些")
+    if plural:
+        words = phrase(source, english)
+    elif noun.container:
+        words = phrase(f"{source} {noun.measure}", f"{english} {noun.container[0]} of", "0-0 1-1 1-2")
+    else:
+        words = phrase(f"{source} {noun.measure}", english)
+    return inanimate(words + _described(noun, adjective, plural), OTHER if plural else THIRD)
+
+
+@cache
+def owned(noun: Noun, owner: str) -> Nominal:
+    """我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
+    words = owner_phrase(owner) + phrase(noun.source, noun.one)
+    agreement = _bare_agreement(noun) if noun.container else THIRD
+    return inanimate(words, agreement, owner if owner in dict(NAMES) else "")
+
+
+def _bare_agreement(noun: Noun) -> int:
+    return OTHER if noun.many.endswith("s") else THIRD
+
+
+def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
+    words = phrase(noun.source, noun.many if plural else noun.one)
+    return words if adjective is None else phrase(adjective.attributive, adjective.english) + words
+
+
+def some(random: Random, noun: Noun) -> Nominal:
+    """A number of them: one, three, a lot."""
+    if random.random() < 0.12:
+        return many(noun)
+    if random.random() < 0.45:
+        return counted(noun, NUMBERS[0], _attribute(random, noun))
+    return counted(noun, random.choice(NUMBERS))
+
+
+def definite(random: Random, noun: Noun) -> Nominal:
+    """This one, those, mine."""
+    if random.random() < 0.4:
+        return owned(noun, random.choice(OWNERS))
+    pointers = POINTERS[:2] if noun.container else POINTERS
+    pointer = random.choice(pointers)
+    return pointed_at(noun, pointer, _attribute(random, noun))
+
+
+def _attribute(random: Random, noun: Noun) -> Adjective | None:
+    fitting = _ATTRIBUTES[noun.source]
+    return random.choice(fitting) if fitting and random.random() < 0.35 else None

@@ -1,0 +1,138 @@
+"""What the READMEs tell a person to type, typed.
+
+Files come from the demonstration's grammar. The only thing changed is that training is cut down: `train` gets a few
+options more, the number of steps and the size of the model.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "README.zh.md")
+SHORT_OPTIONS = " --preset tiny --steps 25 --threads 1"
+SHORT_ARGUMENTS = 'preset="tiny", steps=25, threads=1, '
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    """The page's blocks of one kind, in order."""
+    return [content for found, content in _BLOCK.findall((ROOT / page).read_text("utf-8")) if found == kind]
+
+
+def commands(page: str) -> list[str]:
+    """Blocks of commands; those of make are not among them."""
+    return [block for block in blocks(page, "sh") if "make " not in block]
+
+
+def without_comments(block: str) -> str:
+    return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files that the READMEs name."""
+    from transduce.text.demo_grammar import generate
+
+    corpus = generate()
+    for name, pairs in (("train", corpus.train[:400]), ("test", corpus.test[:12])):
+        for language, lines in (("zh", [p.source for p in pairs]), ("en", [p.target for p in pairs])):
+            (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return tmp_path
+
+
+def run(arguments: list[str], folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the command `transduce` of this environment, and text on its standard input."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        arguments, cwd=folder, env=environment, input=text, capture_output=True, encoding="utf-8", check=False
+    )
+
+
+def cut_down(block: str) -> str:
+    return re.sub(r"^(transduce train .*)$", rf"\1{SHORT_OPTIONS}", block, flags=re.MULTILINE)
+
+
+def test_the_commands_work_in_the_order_of_the_page(folder: Path) -> None:
+    outputs = []
+    for block in commands("README.md"):
+        done = run(["bash", "-euo", "pipefail"], folder, cut_down(block))
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        outputs.append(done.stdout + done.stderr)
+    trained, dry, resumed, compared = outputs
+    assert len((folder / "test.out").read_text("utf-8").split("\n")) == 12 + 1
+    assert "BLEU" in trained
+    assert "signature" in trained or "version:" in trained
+    assert "Dry run: nothing was trained." in dry
+    assert "Going on after step 25." in resumed
+    assert "models/post-norm" in compared or "post-norm" in compared
+
+
+def test_the_python_code_works(folder: Path) -> None:
+    code = "\n".join(blocks("README.md", "python"))
+    short = code.replace("transduce.train(", f"transduce.train({SHORT_ARGUMENTS}")
+    assert short != code
+    done = run([sys.executable, "-W", "error", "-"], folder, short)
+    assert done.returncode == 0, done.stderr
+    assert "BLEU" in done.stdout
+    assert "version:" in done.stdout
+
+
+def test_both_languages_have_the_same_commands_and_code() -> None:
+    for kind in ("sh", "python"):
+        english, chinese = ([without_comments(block) for block in blocks(page, kind)] for page in PAGES)
+        assert english == chinese
+        assert english
+
+
+def test_both_languages_have_the_same_parts() -> None:
+    def shape(page: str) -> list[str]:
+        lines = (ROOT / page).read_text("utf-8").split("\n")
+        return [re.match(r"#* ?|\* ?|\| ?`?\w*", line)[0] for line in lines if line.startswith(("#", "* ", "| `"))]  # type: ignore[index]
+
+    assert shape("README.md") == shape("README.zh.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_make_is_told_to_do_it_can(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    told = re.findall(r"^make (\w+)", "".join(blocks(page, "sh")), re.MULTILINE)
+    assert told == ["demo", "test"]
+    for target in told:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text("utf-8"))
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_folder_of_the_package_is_explained(page: str) -> None:
+    explained = re.findall(r"^\| `(\w+)` \|", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    package = ROOT / "src" / "transduce"
+    assert sorted(explained) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
+
+
+def docstring_lines() -> Iterator[str]:
+    import transduce
+
+    for line in (transduce.__doc__ or "").split("\n")[1:]:
+        if line.strip():
+            yield line.strip()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_package_says_of_itself_what_the_page_says(page: str) -> None:
+    lines = [line.strip() for block in blocks(page, "python") for line in block.split("\n")]
+    said = list(docstring_lines())
+    assert "import transduce" in said
+    assert [line for line in said if line not in lines] == []

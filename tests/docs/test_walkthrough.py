@@ -1,0 +1,74 @@
+"""What the prose under docs/ names exists: functions, files, settings."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.tasks.settings import setting_names
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "transduce"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+_PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+
+
+def defined_names(path: Path) -> set[str]:
+    """Functions and classes of a module, methods as Class.method, and its constants."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def missing_places(text: str) -> list[str]:
+    """The places `path.py:name` of a page that are not there."""
+    return [
+        f"{path}:{name}"
+        for path, name in _PLACE.findall(text)
+        if not (PACKAGE / path).is_file() or name not in defined_names(PACKAGE / path)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_place_that_a_page_names_exists(page: Path) -> None:
+    assert missing_places(page.read_text("utf-8")) == []
+
+
+def test_the_walkthrough_leads_through_every_folder_of_the_flow() -> None:
+    places = _PLACE.findall((ROOT / "docs" / "walkthrough.md").read_text("utf-8"))
+    folders = {path.partition("/")[0] for path, _ in places}
+    assert folders == {"commands", "tasks", "text", "data", "model", "search", "training", "runtime", "interop"}
+
+
+def test_every_step_of_the_walkthrough_names_a_place() -> None:
+    steps = re.split(r"^\d+\. ", (ROOT / "docs" / "walkthrough.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    assert len(steps) > 20
+    assert [step for step in steps if not _PLACE.search(step)] == []
+
+
+def test_a_place_that_is_not_there_is_found() -> None:
+    text = "`model/masks.py:padding_mask`, `model/masks.py:no_mask`, `model/no.py:x`, `model/cache.py:LayerCache.past`"
+    assert missing_places(text) == ["model/masks.py:no_mask", "model/no.py:x", "model/cache.py:LayerCache.past"]
+
+
+def test_settings_that_the_design_names_exist() -> None:
+    named = set(re.findall(r"`((?:task|data|tokenizer|model|training|search)\.(?!json)\w+)`", _design()))
+    assert len(named) > 5
+    assert sorted(named - set(setting_names())) == []
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def _design() -> str:
+    return (ROOT / "docs" / "design.md").read_text("utf-8")

@@ -1,0 +1,141 @@
+"""What is chosen from the corpus and the machine: values worked out by hand, and that they grow as they should."""
+
+import pytest
+
+from transduce.training.choices import (
+    PRESETS,
+    CorpusSize,
+    choose_average_decay,
+    choose_batch_tokens,
+    choose_epochs,
+    choose_learning_rate,
+    choose_preset,
+    choose_schedule,
+    choose_steps,
+    choose_vocabulary_size,
+    choose_warmup_steps,
+)
+
+SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "preset"),
+    [
+        (300, "tiny"),
+        (24_000, "tiny"),
+        (49_999, "tiny"),
+        (50_000, "small"),
+        (165_000, "small"),
+        (1_000_000, "base"),
+        (10_000_000, "big"),
+    ],
+)
+def test_preset_follows_the_number_of_pairs(pairs: int, preset: str) -> None:
+    assert choose_preset(pairs).value == preset
+
+
+def test_presets_grow_with_the_corpus() -> None:
+    widths = [PRESETS[choose_preset(pairs).value].d_model for pairs in SIZES]
+    assert widths == sorted(widths)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "unspaced", "vocabulary"),
+    [
+        (300, 0, 700),  # 70 × 9.79 = 686
+        (24_000, 0, 4_000),  # 70 × 56.5 = 3,957
+        (24_000, 2_000, 6_000),
+        (165_000, 0, 8_600),  # 70 × 122.2 = 8,553
+        (4_500_000, 0, 32_100),
+        (1, 0, 400),
+        (10**9, 0, 40_000),
+    ],
+)
+def test_vocabulary_size(pairs: int, unspaced: int, vocabulary: int) -> None:
+    assert choose_vocabulary_size(CorpusSize(pairs=pairs, unspaced_characters=unspaced)).value == vocabulary
+
+
+def test_vocabulary_grows_with_pairs_and_with_characters() -> None:
+    by_pairs = [choose_vocabulary_size(CorpusSize(pairs=pairs, unspaced_characters=0)).value for pairs in SIZES]
+    by_characters = [
+        choose_vocabulary_size(CorpusSize(pairs=24_000, unspaced_characters=n)).value for n in range(0, 5_000, 500)
+    ]
+    assert by_pairs == sorted(by_pairs)
+    assert by_characters == sorted(by_characters)
+
+
+@pytest.mark.parametrize(
+    ("epoch_tokens", "device", "tokens"),
+    [
+        (3_000, "cpu", 512),
+        (100_000, "cpu", 2_000),  # 50 steps an epoch
+        (240_000, "cpu", 4_096),
+        (1_650_000, "cpu", 4_096),
+        (1_650_000, "cuda", 25_000),
+        (240_000, "cuda:1", 4_800),
+    ],
+)
+def test_batch_tokens(epoch_tokens: int, device: str, tokens: int) -> None:
+    assert choose_batch_tokens(epoch_tokens, device).value == tokens
+
+
+@pytest.mark.parametrize(
+    ("pairs", "epoch_tokens", "batch_tokens", "steps"),
+    [
+        (300, 3_000, 512, 879),  # 150 epochs
+        (24_000, 240_000, 4_096, 6_699),  # 114.3 epochs
+        (165_000, 1_650_000, 4_096, 14_485),  # 36.0 epochs
+        (30, 300, 512, 300),
+    ],
+)
+def test_steps(pairs: int, epoch_tokens: int, batch_tokens: int, steps: int) -> None:
+    assert choose_steps(pairs, epoch_tokens, batch_tokens).value == steps
+
+
+def test_epochs_fall_as_the_corpus_grows_and_stay_in_bounds() -> None:
+    epochs = [choose_epochs(pairs).value for pairs in SIZES]
+    assert epochs == sorted(epochs, reverse=True)
+    assert choose_epochs(30_000).value == 100.0
+    assert (epochs[0], epochs[-1]) == (150.0, 5.0)
+
+
+def test_learning_rate_falls_with_the_width() -> None:
+    assert choose_learning_rate(512, "linear", 4_000).value == 0.5 / 512
+    assert choose_learning_rate(128, "linear", 4_000).value == 0.5 / 128
+
+
+def test_the_papers_schedule_has_the_papers_peak() -> None:
+    assert choose_schedule("post").value == "inverse-sqrt"
+    assert choose_schedule("pre").value == "linear"
+    # Equation (3) at step 4,000 with d_model 512: 512^-0.5 × 4000^-0.5.
+    assert choose_learning_rate(512, "inverse-sqrt", 4_000).value == pytest.approx(6.9877e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup"),
+    [(None, 500), (1, 1), (20, 10), (100, 50), (499, 50), (500, 50), (6_699, 669), (40_000, 4_000), (300_000, 4_000)],
+)
+def test_warmup(steps: int | None, warmup: int) -> None:
+    assert choose_warmup_steps(steps).value == warmup
+
+
+def test_warmup_grows_and_leaves_half_of_any_run() -> None:
+    warmups = [choose_warmup_steps(steps).value for steps in range(2, 2_000)]
+    assert warmups == sorted(warmups)
+    assert all(2 * warmup <= steps for steps, warmup in enumerate(warmups, 2))
+
+
+@pytest.mark.parametrize(("steps", "window"), [(None, 500), (100, 10), (1_000, 50), (200_000, 5_000)])
+def test_average_window(steps: int | None, window: int) -> None:
+    choice = choose_average_decay(steps)
+    assert choice.value == pytest.approx(1.0 - 1.0 / window)
+    assert f"{window:,}" in choice.reason
+
+
+@pytest.mark.parametrize("pairs", [300, 24_000, 165_000])
+def test_every_choice_says_why(pairs: int) -> None:
+    size = CorpusSize(pairs=pairs, unspaced_characters=0)
+    assert f"{pairs:,}" in choose_preset(pairs).reason
+    assert "pairs^0.4" in choose_vocabulary_size(size).reason
+    assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason

@@ -1,0 +1,61 @@
+"""What may be said anew when a run goes on, and what may not."""
+
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.tasks.resume import override, read_resolved
+
+
+def test_steps_may_be_said_anew(trained: Path) -> None:
+    stored = read_resolved(trained / "settings.toml")
+    changed = override(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
+    assert (changed.training.steps, changed.training.patience, changed.training.report_every) == (120, 0, 7)
+    assert (changed.model, changed.data, changed.tokenizer) == (stored.model, stored.data, stored.tokenizer)
+
+
+def test_steps_take_the_place_of_minutes(trained: Path, tmp_path: Path) -> None:
+    text = (trained / "settings.toml").read_text("utf-8").replace("steps = 80", "minutes = 1.0")
+    path = tmp_path / "settings.toml"
+    path.write_text(text, "utf-8")
+    stored = read_resolved(path)
+    assert (stored.training.steps, stored.training.minutes) == (None, 1.0)
+    changed = override(stored, {"training": {"steps": 50}})
+    assert (changed.training.steps, changed.training.minutes) == (50, None)
+
+
+def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
+    stored = read_resolved(trained / "settings.toml")
+    said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}
+    assert override(stored, said) == stored
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"model": {"d_model": 64}}, r"`model\.d_model` was 32 when this run began, and cannot become 64 on --resume"),
+        ({"training": {"seed": 2}}, r"`training\.seed` was 1 when this run began, and cannot become 2"),
+        (
+            {"training": {"minutes": 2.0}},
+            r"`training\.minutes` was not set when this run began, and cannot become 2\.0",
+        ),
+        (
+            {"data": {"source": ["other.zh"]}},
+            r"`data\.source` was \[.*train\.zh'\] when .* cannot become \['other\.zh'\]",
+        ),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        override(read_resolved(trained / "settings.toml"), said)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"preset = 5\n", b"not toml", b"\xff\xfe", b'preset = "tiny"\nunknown = 1\n'], ids=repr
+)
+def test_damaged_settings_are_refused(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_bytes(damage)
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read as the settings of a run"):
+        read_resolved(path)

@@ -1,0 +1,371 @@
+"""A run from files to a model folder: what it says, what it leaves behind, and that stopping changes nothing."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.runtime.translator import load
+from transduce.tasks.resolve import ResolvedSettings
+from transduce.tasks.resume import read_resolved
+from transduce.tasks.train import train
+from transduce.training.checkpoint import load_newest
+from transduce.training.events import ProgressDisplay
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+def train_events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]
+    return [event for event in map(json.loads, lines) if event["event"] == "train"]
+
+
+def without_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in event.items() if k not in ("tokens_per_second", "elapsed_seconds")} for event in events]
+
+
+# --- nothing said ----------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
+    toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    out = tmp_path / "model"
+    files = {"source": toy_corpus / "train.zh", "target": toy_corpus / "train.en"}
+    before = sorted(toy_corpus.iterdir())
+    assert train(out=out, source=files["source"], target=files["target"], dry_run=True, device="cpu") is None
+    assert not out.exists()
+    assert list(temporary.iterdir()) == []
+    assert sorted(toy_corpus.iterdir()) == before
+    said = capsys.readouterr().err
+    for line in (
+        "1,000 pairs read, 970 kept, 30 held out",
+        "tokenizer.vocabulary_size",
+        "and 31 characters of a script without spaces",
+        "tiny  970 pairs, fewer than 50,000",
+        "128  preset tiny",
+        "falls to zero at the last step",
+        "0.5 / d_model (128)",
+        "Dry run: nothing was trained.",
+    ):
+        assert line in said
+    choices = [line for line in said.split("\n") if line.startswith("  ")]
+    assert len(choices) >= 15
+    assert all(len(line.split(maxsplit=2)) == 3 for line in choices)  # name, value, reason
+
+
+def test_what_was_said_is_shown_as_said(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(out=tmp_path / "m", settings=toy_settings, dry_run=True, device="cpu", threads=1)
+    said = [line.split() for line in capsys.readouterr().err.split("\n")]
+    assert ["model.d_model", "32", "as", "you", "said"] in said
+    assert ["training.steps", "80", "as", "you", "said"] in said
+
+
+# --- refusals that leave nothing behind ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.source": []}, "Training needs text: give --source and --target"),
+        ({"data.source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
+        ({"data.target": ["nowhere.en"]}, r"nowhere\.en does not exist: check the file's name"),
+        ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
+        ({"data.dev_target": []}, r"dev\.zh holds one side only: name a target file too"),
+        ({"model.d_model": 33}, r"`model\.d_model` must be even \(a sine and a cosine a pair\), but is 33"),
+        ({"model.num_heads": 5}, r"must be a multiple of `model\.num_heads`, but 32 is not one of 5"),
+        ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
+        ({"tokenizer.vocabulary_size": 20}, "`tokenizer.vocabulary_size` 20 is too small for the text's characters"),
+        ({"data.filters.max_pieces": 1}, "No pair of .* is left to train on"),
+        ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(
+    toy_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    settings = toy_settings | settings
+    if not settings["data.source"]:
+        settings["data.target"] = []
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "model", settings=settings, device="cpu", threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+    short = write_lines("short.en", ["one", "two"])
+    with pytest.raises(
+        TransduceError, match=r"must correspond line by line, but .*train\.zh has 1000 lines and .* has 2"
+    ):
+        train(out=tmp_path / "model", source=toy_corpus / "train.zh", target=short)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_path: Path) -> None:
+    source, target = write_lines("a.zh", ["我爱你"] * 30), write_lines("a.en", ["I love you"] * 30)
+    with pytest.raises(
+        TransduceError, match="too small to hold a dev set out of it: give --dev-source and --dev-target"
+    ):
+        train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_mistake_does_not_remove_a_folder_that_was_there(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    with pytest.raises(TransduceError, match="even"):
+        train(out=tmp_path, settings=toy_settings | {"model.d_model": 33}, device="cpu", threads=1)
+    assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
+
+
+def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[str, Any]) -> None:
+    weights = (trained / "model.safetensors").stat()
+    with pytest.raises(TransduceError, match="holds a run already: go on with --resume, or name another folder"):
+        train(out=trained, settings=toy_settings, device="cpu", threads=1)
+    assert (trained / "model.safetensors").stat() == weights
+
+
+# --- what a run leaves -----------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_a_run(trained: Path) -> None:
+    for name in (
+        "config.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "generation_config.json",
+        "settings.toml", "manifest.json", "README.md", "metrics.jsonl", "dev_score.json",
+    ):  # fmt: skip
+        assert (trained / name).is_file(), name
+    assert not [path for path in trained.rglob("*") if "partial" in path.name]
+
+
+def test_metrics_have_each_report_once(trained: Path) -> None:
+    events = train_events(trained)
+    assert [event["step"] for event in events] == list(range(5, 81, 5))
+    assert events[-1]["loss"] < events[0]["loss"] / 1.5
+    lines = (trained / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]
+    validations = [event for event in map(json.loads, lines) if event["event"] == "validation"]
+    assert [event["step"] for event in validations] == [20, 40, 60, 80]
+    assert all(event["signature"].startswith("nrefs:1") and len(event["samples"]) == 3 for event in validations)
+
+
+def test_tensorboard_shows_the_same(trained: Path) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    found = reader.EventAccumulator(str(trained / "tensorboard")).Reload()
+    losses = {event["step"]: event["loss"] for event in train_events(trained)}
+    assert {scalar.step: pytest.approx(scalar.value) for scalar in found.Scalars("train/loss")} == losses
+    assert [scalar.step for scalar in found.Scalars("dev/bleu")] == [20, 40, 60, 80]
+
+
+def test_the_card_tells_languages_data_and_score_with_its_signature(trained: Path) -> None:
+    card = (trained / "README.md").read_text("utf-8")
+    assert card.startswith("---\nlanguage:\n- zh\n- en\n")
+    assert "trained by transduce on 1,000 sentence pairs" in card
+    assert "nrefs:1|case:mixed" in card
+    assert "beam_size=4" in card
+    assert "PegasusForConditionalGeneration" in card
+
+
+def test_the_best_validation_is_what_the_folder_holds(trained: Path) -> None:
+    checkpoint, refused = load_newest(trained / "checkpoints")
+    assert checkpoint is not None
+    assert refused == []
+    lines = (trained / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]
+    losses = {e["step"]: e["loss"] for e in map(json.loads, lines) if e["event"] == "validation"}
+    assert checkpoint.state.best_step == min(losses, key=losses.__getitem__)
+    assert checkpoint.state.best_value == -min(losses.values())
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------
+
+
+def start_run(folder: Path, settings: dict[str, Any], *more: str) -> "subprocess.Popen[str]":
+    sets = [f"--set={name}={json.dumps(value)}" for name, value in settings.items()]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "transduce",
+            "train",
+            "--out",
+            str(folder),
+            "--threads",
+            "1",
+            "--device",
+            "cpu",
+            *sets,
+            *more,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+    )
+
+
+def stop_when(process: "subprocess.Popen[str]", ready: Callable[[], bool], number: signal.Signals, wait: float) -> str:
+    """Sends the signal some moments after the run is ready; returns what was said."""
+    deadline = time.monotonic() + 60.0
+    while not ready() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(wait)
+    process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
+    trained: Path, toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    moments = random.SystemRandom()  # another moment at every run of the tests
+    folder = tmp_path / "run"
+    metrics = folder / "metrics.jsonl"
+
+    first = start_run(folder, toy_settings)
+    said = stop_when(
+        first, lambda: metrics.exists() and metrics.stat().st_size > 0, signal.SIGTERM, moments.uniform(0.0, 0.5)
+    )
+    assert first.returncode == 143, said
+    assert "(SIGTERM)" in said
+    assert "Everything is saved: go on with --resume." in said
+    stopped_at = load_newest(folder / "checkpoints")[0]
+    assert stopped_at is not None
+
+    second = start_run(folder, toy_settings, "--resume")
+    said = stop_when(
+        second,
+        lambda: (folder / "config.json").exists() and train_events(folder)[-1]["step"] > max(20, stopped_at.state.step),
+        signal.SIGINT,
+        moments.uniform(0.0, 0.3),
+    )
+    assert second.returncode == 130, said
+    assert f"Going on after step {stopped_at.state.step}." in said
+    # It was stopped after its first validation, so it can translate.
+    half_trained = load(folder, precision="fp32", device="cpu", threads=1)
+    assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].pieces
+
+    result = train(out=folder, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert (result.step, result.reason) == (80, "finished")
+    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert [event["step"] for event in train_events(folder)] == list(range(5, 81, 5))
+    complete = [event for event in without_times(train_events(trained)) if event["step"] > 20]
+    resumed = {event["step"]: event for event in without_times(train_events(folder))}
+    # A report that spans a stop is a mean over fewer steps; all others are the same to the last digit.
+    assert sum(resumed[event["step"]] == event for event in complete) >= len(complete) - 2
+
+
+def test_resume_with_nothing_saved_starts_afresh_and_says_so(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, few = tmp_path / "run", {"training.steps": 3, "training.translate_dev": 0}
+    train(out=folder, settings=toy_settings | few, resume=True, device="cpu", threads=1)
+    assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
+    once = (folder / "model.safetensors").read_bytes()
+    # Killed before its first checkpoint, a run has settings and nothing else that counts.
+    shutil.rmtree(folder / "checkpoints")
+    train(out=folder, resume=True, device="cpu", threads=1)
+    assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
+    assert (folder / "model.safetensors").read_bytes() == once
+
+
+def test_more_steps_said_on_resume_are_remembered(
+    toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path
+) -> None:
+    """With file names that tell no language, too: settings.toml must hold whatever a run has."""
+    for name in ("zh", "en"):
+        shutil.copy(toy_corpus / f"train.{name}", tmp_path / f"{name}.txt")
+    files = {"data.source": [str(tmp_path / "zh.txt")], "data.target": [str(tmp_path / "en.txt")]}
+    folder = tmp_path / "run"
+    train(
+        out=folder,
+        settings=toy_settings | files | {"training.steps": 3, "training.translate_dev": 0},
+        device="cpu",
+        threads=1,
+    )
+    more = train(out=folder, steps=5, resume=True, device="cpu", threads=1)
+    assert more is not None
+    assert more.step == 5
+    assert read_resolved(folder / "settings.toml").training.steps == 5
+    again = train(out=folder, resume=True, device="cpu", threads=1)
+    assert again is not None
+    assert (again.step, again.steps) == (5, 5)
+
+
+def test_minutes_become_steps_that_are_kept(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {k: v for k, v in toy_settings.items() if k not in ("training.steps", "training.validate_every")}
+    settings |= {"training.minutes": 0.04, "training.translate_dev": 0}
+    folder = tmp_path / "run"
+    started_at = time.monotonic()
+    result = train(out=folder, settings=settings, device="cpu", threads=1)
+    assert time.monotonic() - started_at < 30.0
+    assert result is not None
+    assert result.steps is not None
+    assert result.step == result.steps >= 10
+    said = capsys.readouterr().err
+    assert f"0.04 minutes are {result.steps:,} steps at the present rate." in said
+    checkpoint = load_newest(folder / "checkpoints")[0]
+    assert checkpoint is not None
+    assert checkpoint.state.steps == result.steps
+    again = train(out=folder, resume=True, device="cpu", threads=1)
+    assert again is not None
+    assert (again.steps, again.step) == (result.steps, result.step)
+    assert "minutes are" not in capsys.readouterr().err
+
+
+def test_the_same_run_gives_the_same_model(trained: Path, toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    few = toy_settings | {"training.steps": 4, "training.validate_every": 4, "training.translate_dev": 0}
+    train(out=folder, settings=few, device="cpu", threads=1)
+    first = (folder / "model.safetensors").read_bytes()
+    train(out=tmp_path / "more", settings=few, device="cpu", threads=1)
+    assert (tmp_path / "more" / "model.safetensors").read_bytes() == first
+    train(out=tmp_path / "other", settings=few | {"training.seed": 2}, device="cpu", threads=1)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != first
+
+
+def test_a_corpus_in_one_file_of_pairs_with_its_dev_set(
+    toy_corpus: Path, toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("train", "dev"):
+        sides = [(toy_corpus / f"{name}.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]
+        lines = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
+        (tmp_path / f"{name}.tsv").write_text("".join(lines), "utf-8", newline="\n")
+    pairs = {
+        "data.source": [str(tmp_path / "train.tsv")],
+        "data.target": [],
+        "data.dev_source": [str(tmp_path / "dev.tsv")],
+        "data.dev_target": [],
+        "data.languages": ["zh", "en"],
+    }
+    few = {"training.steps": 2, "training.translate_dev": 2}
+    train(out=tmp_path / "run", settings=toy_settings | pairs | few, device="cpu", threads=1)
+    resolved: ResolvedSettings = read_resolved(tmp_path / "run" / "settings.toml")
+    assert resolved.data.languages == ("zh", "en")
+    assert json.loads((tmp_path / "run" / "dev_score.json").read_bytes())["sentences"] == 50
+
+
+def test_the_display_writes_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay()
+    display.start(0, 10)
+    display.say("[red]not a colour[/red]")
+    display.stop()
+    captured = capsys.readouterr()
+    assert captured.err == "[red]not a colour[/red]\n"
+    assert captured.out == ""

@@ -1,0 +1,134 @@
+"""Settings: from a TOML file and `--set`, checked before anything happens, and written so that they read back."""
+
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.tasks.settings import (
+    DataSettings,
+    Settings,
+    make_settings,
+    put_setting,
+    read_settings,
+    setting_names,
+    to_toml,
+)
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+def test_a_file_and_assignments_in_turn(write_lines: WriteLines) -> None:
+    path = write_lines("settings.toml", ['preset = "small"', "[training]", "steps = 100", "seed = 3"])
+    content = read_settings(path, ["training.steps=200", "training.steps = 300", "model.dropout=0.25", "preset=tiny"])
+    settings = make_settings(content)
+    assert (settings.preset, settings.training.steps, settings.training.seed) == ("tiny", 300, 3)
+    assert settings.model.dropout == 0.25
+
+
+def test_an_assigned_list_and_a_string_with_and_without_quotes() -> None:
+    content = read_settings(
+        None, ['data.source=["a.zh", "b.zh"]', "data.target=['a.en', 'b.en']", 'model.norm_order="post"']
+    )
+    settings = make_settings(content)
+    assert settings.data.source == ("a.zh", "b.zh")
+    assert settings.data.target == ("a.en", "b.en")
+    assert settings.model.norm_order == "post"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "nearest"),
+    [
+        ("training.step=5", "training.steps"),
+        ("training.batch_token=5", "training.batch_tokens"),
+        ("model.num_layers=5", "model.num_encoder_layers|model.num_decoder_layers"),
+        ("dropout=0.1", "model.dropout"),
+        ("modle.d_model=5", "model.d_model"),
+        ("data.filters.max_piece=5", "data.filters.max_pieces"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(assignment: str, nearest: str) -> None:
+    name = assignment.partition("=")[0]
+    with pytest.raises(TransduceError, match=rf"There is no setting `{name}`: did you mean `({nearest})`\?"):
+        make_settings(read_settings(None, [assignment]))
+
+
+def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
+    with pytest.raises(TransduceError, match=r"There is no setting `zzzz`\.$"):
+        make_settings({"zzzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("training.steps=abc", r"`training\.steps` has the wrong value: Expected `int \| null`, got `str`"),
+        ("training.steps=1.5", r"`training\.steps` has the wrong value: Expected `int \| null`, got `float`"),
+        ("model.dropout=high", r"`model\.dropout` has the wrong value"),
+        ("model.norm_order=middle", r"`model\.norm_order` has the wrong value: Invalid enum value 'middle'"),
+        ("data.source=train.zh", r"`data\.source` has the wrong value: Expected `array`, got `str`"),
+        ("data.filters.max_pieces=many", r"`data\.filters\.max_pieces` has the wrong value"),
+        ("training=5", r"`training` has the wrong value: Expected `object`, got `int`"),
+        ("training.steps=0", r"`training\.steps` must be greater than 0, but is 0"),
+        ("preset=huge", r"`preset` must be one of tiny, small, .*, but is `huge`"),
+        ('data.languages=["zh", "English"]', r"`data\.languages` must be language codes .* one is `English`"),
+        ('data.target=["a.en"]', r"`data\.target` needs the side that it translates"),
+        ('data.dev_target=["a.en"]', r"`data\.dev_target` needs the side that it translates"),
+        ("search.beam_size=0", r"`beam_size` must be at least 1, but is 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_settings_name(assignment: str, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        make_settings(read_settings(None, [assignment]))
+
+
+def test_steps_and_minutes_together_are_refused() -> None:
+    with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both say when"):
+        make_settings(read_settings(None, ["training.steps=5", "training.minutes=1.5"]))
+
+
+@pytest.mark.parametrize("assignment", ["training.steps", "=5", "training..steps=5", "a b=5"])
+def test_an_assignment_without_form_is_refused(assignment: str) -> None:
+    with pytest.raises(TransduceError, match="`--set` takes a key and a value, such as training.steps=2000"):
+        read_settings(None, [assignment])
+
+
+def test_a_value_where_a_table_should_be_is_refused() -> None:
+    with pytest.raises(
+        TransduceError, match="`data.source` stands in the table `data`, but that was given the value 5"
+    ):
+        put_setting({"data": 5}, "data.source", ["x"])
+
+
+def test_a_settings_file_that_is_missing_or_no_toml(tmp_path: Path, write_lines: WriteLines) -> None:
+    with pytest.raises(TransduceError, match=r"nowhere\.toml cannot be read: No such file or directory"):
+        read_settings(tmp_path / "nowhere.toml")
+    with pytest.raises(TransduceError, match=r"bad\.toml is not valid TOML: .*line 1"):
+        read_settings(write_lines("bad.toml", ["steps: 5"]))
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b'preset = "\xe9"\n')
+    with pytest.raises(TransduceError, match=r"latin\.toml is not valid TOML"):
+        read_settings(latin)
+
+
+def test_written_settings_read_back() -> None:
+    source = ('a "b" \\ c.zh', "tab\there", "del\x7f", "我.zh", "line\nfeed")
+    settings = Settings(data=DataSettings(source=source, target=source, languages=("zh", "en")))
+    content = tomllib.loads(to_toml(settings))
+    assert make_settings(content) == settings
+    assert "steps" not in content["training"]  # TOML has no null: what is open is left out
+
+
+def test_setting_names_are_those_that_scripts_rely_on() -> None:
+    promised = {
+        "training.seed", "training.steps", "training.minutes", "training.save_every", "training.validate_every",
+        "training.report_every", "training.batch_tokens", "model.kind", "model.positions", "model.attention_score",
+        "model.norm", "model.norm_order", "task.kind",
+    }  # fmt: skip
+    assert promised <= set(setting_names())
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        Settings().preset = "tiny"  # type: ignore[misc]

@@ -1,0 +1,43 @@
+"""Settings of a small run, to be changed where a test needs it."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from transduce.training.settings import ResolvedTraining
+
+
+@pytest.fixture
+def make_settings() -> Callable[..., ResolvedTraining]:
+    """A function that makes settings: eight float32 steps at a constant rate, nothing clipped, averaged or smoothed."""
+    plain = ResolvedTraining(
+        seed=1,
+        steps=8,
+        minutes=None,
+        batch_tokens=32,
+        accumulate=1,
+        learning_rate=0.01,
+        schedule="constant",
+        warmup_steps=0,
+        beta1=0.9,
+        beta2=0.98,
+        epsilon=1e-9,
+        weight_decay=0.0,
+        clip_norm=0.0,
+        label_smoothing=0.0,
+        precision="fp32",
+        average_decay=0.0,
+        report_every=2,
+        validate_every=100,
+        save_every=100,
+        best_by="loss",
+        patience=0,
+        translate_dev=0,
+        keep_checkpoints=2,
+    )
+
+    def make(**changes: object) -> ResolvedTraining:
+        return msgspec.structs.replace(plain, **changes)
+
+    return make

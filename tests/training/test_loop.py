@@ -1,0 +1,516 @@
+"""The loop on tiny models and random batches: what a run promises about resuming, skipping, stopping and reporting."""
+
+import io
+import json
+import math
+import os
+import signal
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.training import loop
+from transduce.training.checkpoint import load_newest
+from transduce.training.events import EventLog, ProgressDisplay, TrainEvent, ValidationEvent, format_duration
+from transduce.training.interruption import Interruption
+from transduce.training.loop import Trainer, TrainResult
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.settings import ResolvedTraining, TrainingSettings
+
+Make = Callable[..., ResolvedTraining]
+Pair = tuple[Tensor, Tensor]
+
+
+class RandomBatches:
+    """Batches of random pairs; a pure function of epoch and position, of which it keeps a list."""
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+        self.asked: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, epoch: int, position: int) -> Pair:
+        self.asked.append((epoch, position))
+        generator = torch.Generator().manual_seed(1000 * epoch + position)
+        width = 3 + position % 3
+        return (
+            torch.randint(1, 13, (2 + position % 2, 4), generator=generator),
+            torch.randint(1, 13, (2 + position % 2, width), generator=generator),
+        )
+
+
+class Setup:
+    """A trainer over a tiny Transformer with dropout, and all that it says."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: ResolvedTraining,
+        *,
+        before_loss: Callable[[int], None] = lambda _: None,
+        factor: Callable[[int], float] = lambda _: 1.0,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(7)
+        self.model = Transformer(
+            ModelConfig(
+                source_vocabulary_size=13,
+                target_vocabulary_size=13,
+                num_encoder_layers=1,
+                num_decoder_layers=1,
+                d_model=8,
+                d_ff=12,
+                num_heads=2,
+                dropout=0.3,
+                attention_dropout=0.2,
+            )
+        )
+        self.before_loss = before_loss
+        self.factor = factor
+        self.losses: list[float] = []
+        self.said = io.StringIO()
+        self.batches = RandomBatches()
+        self.trainer = Trainer(
+            model=self.model,
+            loss=self.loss,
+            batches=self.batches,
+            settings=settings,
+            folder=folder,
+            display=ProgressDisplay(Console(file=self.said, width=200)),
+            **options,
+        )
+
+    def loss(self, batch: Pair) -> Loss:
+        number = len(self.losses)
+        self.before_loss(number)
+        source, target = batch
+        inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
+        hidden = self.model.hidden(source, inputs)
+        loss = projected_cross_entropy(hidden, self.model.output_weight, target, pad_id=0)
+        self.losses.append(loss.total.item())
+        return loss._replace(total=loss.total * self.factor(number))
+
+    def weights(self) -> Tensor:
+        return torch.cat([parameter.detach().float().flatten() for parameter in self.model.parameters()])
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+class Crash(Exception):
+    """The power went."""
+
+
+def crash_at(number: int) -> Callable[[int], None]:
+    def crash(now: int) -> None:
+        if now == number:
+            raise Crash
+
+    return crash
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16", "average_decay": 0.9, "clip_norm": 0.5},
+        {"accumulate": 2, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_a_resumed_run_equals_one_that_was_not_interrupted_bit_by_bit(
+    tmp_path: Path, make_settings: Make, changes: dict[str, Any]
+) -> None:
+    settings = make_settings(save_every=3, **changes)
+    whole = Setup(tmp_path / "whole", settings)
+    (tmp_path / "whole").mkdir()
+    whole.trainer.run()
+
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    with pytest.raises(Crash):  # in step 6, two steps after the checkpoint of step 3
+        Setup(folder, settings, before_loss=crash_at(5 * settings.accumulate)).trainer.run()
+    resumed = Setup(folder, settings)
+    torch.randn(100)  # whatever happened to the generator meanwhile
+    assert resumed.trainer.resume()
+    assert resumed.trainer.step == 3
+    resumed.trainer.run()
+
+    assert resumed.losses == whole.losses[3 * settings.accumulate :]
+    assert torch.equal(resumed.weights(), whole.weights())
+    ours, theirs = (load_newest(one / "checkpoints")[0] for one in (folder, tmp_path / "whole"))
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.state.step, ours.state.updates) == (theirs.state.step, theirs.state.updates) == (8, 8)
+    for kind, tensors in theirs.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(ours.tensors[kind][name], tensor), (kind, name)
+    assert [event["step"] for event in events(folder)] == [2, 4, 6, 8]
+    timeless = ("step", "epoch", "learning_rate")
+    assert [[e[k] for k in timeless] for e in events(folder)] == [
+        [e[k] for k in timeless] for e in events(whole.trainer.folder)
+    ]
+
+
+def test_a_run_stopped_by_a_signal_saves_and_goes_on(tmp_path: Path, make_settings: Make) -> None:
+    def stop(number: int) -> None:
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    (tmp_path / "whole").mkdir()
+    whole = Setup(tmp_path / "whole", make_settings())
+    whole.trainer.run()
+    (tmp_path / "cut").mkdir()
+    stopped = Setup(tmp_path / "cut", make_settings(), before_loss=stop)
+    result = stopped.trainer.run()
+    assert (result.reason, result.step) == ("SIGTERM", 5)
+    resumed = Setup(tmp_path / "cut", make_settings())
+    assert resumed.trainer.resume()
+    assert resumed.trainer.run().reason == "finished"
+    assert resumed.batches.asked[0] == (1, 0)
+    assert torch.equal(resumed.weights(), whole.weights())
+
+
+def test_a_signal_between_micro_batches_gives_up_the_step(tmp_path: Path, make_settings: Make) -> None:
+    def stop(number: int) -> None:
+        if number == 4:  # the first of the two micro-batches of step 3
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = Setup(tmp_path, make_settings(accumulate=2), before_loss=stop).trainer.run()
+    assert (result.reason, result.step) == ("SIGTERM", 2)
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.state.step == 2
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path, make_settings: Make) -> None:
+    Setup(tmp_path, make_settings(save_every=4)).trainer.run()
+    (tmp_path / "checkpoints" / "step-000000008" / "weights.safetensors").write_bytes(b"rubbish")
+    resumed = Setup(tmp_path, make_settings(save_every=4))
+    assert resumed.trainer.resume()
+    assert resumed.trainer.step == 4
+    assert "step-000000008 is damaged: weights.safetensors is not what was written" in resumed.said.getvalue()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path, make_settings: Make) -> None:
+    setup = Setup(tmp_path, make_settings())
+    assert not setup.trainer.resume()
+    assert setup.trainer.step == 0
+
+
+def test_a_finished_run_does_nothing_more_and_more_steps_go_on(tmp_path: Path, make_settings: Make) -> None:
+    Setup(tmp_path, make_settings()).trainer.run()
+    again = Setup(tmp_path, make_settings())
+    again.trainer.resume()
+    assert again.trainer.run().step == 8
+    assert again.losses == []
+    longer = Setup(tmp_path, make_settings(steps=10))
+    longer.trainer.resume()
+    assert longer.trainer.run().step == 10
+    assert len(longer.losses) == 2
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_batches_come_in_order_epoch_by_epoch(tmp_path: Path, make_settings: Make) -> None:
+    setup = Setup(tmp_path, make_settings(steps=4, accumulate=2))
+    setup.trainer.run()
+    assert setup.batches.asked == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2)]
+
+
+def test_each_micro_batch_has_random_numbers_of_its_own() -> None:
+    seeds = {loop._seed(seed, position) for seed in range(50) for position in range(2000)}
+    assert len(seeds) == 50 * 2000
+    for seed in (0, 1, 2**31, 2**62):
+        torch.manual_seed(loop._seed(seed, 10**9))  # within what PyTorch takes
+
+
+def test_a_gradient_that_is_not_finite_skips_exactly_one_step(tmp_path: Path, make_settings: Make) -> None:
+    weights: list[Tensor] = []
+    bad = 3
+
+    def remember(_: int) -> None:
+        weights.append(setup.weights())
+
+    setup = Setup(
+        tmp_path, make_settings(), before_loss=remember, factor=lambda number: math.nan if number == bad else 1.0
+    )
+    result = setup.trainer.run()
+    weights.append(setup.weights())
+    assert result.step == 8
+    unchanged = [torch.equal(before, after) for before, after in zip(weights[:-1], weights[1:], strict=True)]
+    assert unchanged == [number == bad for number in range(8)]
+    assert setup.trainer.optimizer.updates == 7
+    assert [event["skipped"] for event in events(tmp_path)] == [0, 1, 0, 0]
+    assert all(bool(w.isfinite().all()) for w in weights)
+
+
+def test_a_run_without_any_finite_gradient_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:
+    setup = Setup(tmp_path, make_settings(), factor=lambda _: math.inf)
+    message = (
+        r"No gradient was finite over the last 2 steps \(until step 2\): lower `training\.learning_rate` \(0\.01\) or "
+        r"raise `training\.warmup_steps` \(0\)\."
+    )
+    with pytest.raises(TransduceError, match=message):
+        setup.trainer.run()
+
+
+def test_reports_tell_means_per_token(tmp_path: Path, make_settings: Make) -> None:
+    setup = Setup(tmp_path, make_settings(steps=4, schedule="linear", warmup_steps=2))
+    setup.trainer.run()
+    tokens = [pair[1].numel() for pair in (RandomBatches().batch(0, position) for position in range(4))]
+    first, second = events(tmp_path)
+    assert first["loss"] == pytest.approx(sum(setup.losses[:2]) / sum(tokens[:2]))
+    assert second["loss"] == pytest.approx(sum(setup.losses[2:]) / sum(tokens[2:]))
+    assert second["perplexity"] == pytest.approx(math.exp(second["loss"]))  # nothing is smoothed here
+    assert [first["step"], first["epoch"], first["learning_rate"]] == [2, 0.4, pytest.approx(0.01)]
+    assert [second["step"], second["epoch"], second["learning_rate"]] == [4, 0.8, 0.0]
+    assert "step 2/4 · loss " in setup.said.getvalue()
+
+
+# --- minutes ----------------------------------------------------------------------------------------------------------
+
+
+def test_minutes_become_steps_once_and_the_number_is_kept(
+    tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step takes half a second by this clock. After 10 steps, 5 seconds of 30, the minutes are 60 steps."""
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def tick(_: int) -> None:
+        now[0] += 0.5
+
+    settings = make_settings(steps=None, minutes=0.5, schedule="linear", save_every=20)
+    setup = Setup(tmp_path, settings, before_loss=tick)
+    result = setup.trainer.run()
+    assert (result.step, result.steps, result.reason) == (60, 60, "finished")
+    assert "0.5 minutes are 60 steps at the present rate." in setup.said.getvalue()
+    resumed = Setup(tmp_path, settings)
+    resumed.trainer.resume()
+    assert resumed.trainer.steps == 60
+    assert resumed.trainer.elapsed_seconds == pytest.approx(30.0)
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A validator that reads losses from a list, and what was kept on its word."""
+
+    def __init__(self, losses: list[float], bleu: list[float] | None = None) -> None:
+        self.losses = losses
+        self.bleu = bleu
+        self.steps: list[int] = []
+        self.kept: list[int | None] = []
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        assert "source_weight" in weights
+        number = len(self.steps)
+        self.steps.append(step)
+        loss = self.losses[number]
+        return ValidationEvent(
+            step=step, loss=loss, perplexity=math.exp(loss), bleu=None if self.bleu is None else self.bleu[number]
+        )
+
+    def keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
+        assert "source_weight" in weights
+        self.kept.append(None if event is None else event.step)
+
+
+def run_validated(folder: Path, settings: ResolvedTraining, script: Script) -> TrainResult:
+    return Setup(folder, settings, validate=script.validate, keep_model=script.keep).trainer.run()
+
+
+def test_the_best_model_by_dev_loss_is_kept(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([3.0, 2.0, 2.5, 1.0])
+    result = run_validated(tmp_path, make_settings(validate_every=2), script)
+    assert script.steps == [2, 4, 6, 8]
+    assert script.kept == [2, 4, 8]
+    assert (result.best_step, result.best_value) == (8, -1.0)
+
+
+def test_the_best_model_by_bleu_is_kept(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([1.0, 2.0, 3.0, 4.0], bleu=[10.0, 12.0, 12.0, 11.0])
+    result = run_validated(tmp_path, make_settings(validate_every=2, best_by="bleu"), script)
+    assert script.kept == [2, 4]
+    assert (result.best_step, result.best_value) == (4, 12.0)
+
+
+def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([1.0, 2.0, 0.5, 2.0, 2.0, 0.1])
+    result = run_validated(tmp_path, make_settings(steps=20, validate_every=2, patience=2), script)
+    assert (result.reason, result.step, result.best_step) == ("no improvement", 10, 6)
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert (newest.state.step, newest.state.best_value) == (10, -0.5)
+
+
+def test_patience_is_counted_across_a_resume(tmp_path: Path, make_settings: Make) -> None:
+    run_validated(tmp_path, make_settings(steps=4, validate_every=2, patience=3), Script([1.0, 2.0]))
+    script = Script([2.0, 2.0, 2.0])
+    settings = make_settings(steps=20, validate_every=2, patience=3)
+    resumed = Setup(tmp_path, settings, validate=script.validate, keep_model=script.keep)
+    resumed.trainer.resume()
+    result = resumed.trainer.run()
+    assert (result.reason, result.step, result.best_step) == ("no improvement", 8, 2)
+    assert script.kept == []
+
+
+def test_validation_happens_twelve_times_when_not_said(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([1.0] * 20)
+    run_validated(tmp_path, make_settings(steps=24, validate_every=None, save_every=None), script)
+    assert script.steps == list(range(2, 25, 2))
+
+
+def test_the_last_step_is_validated_in_any_case(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([1.0, 1.0, 1.0])
+    run_validated(tmp_path, make_settings(validate_every=3), script)
+    assert script.steps == [3, 6, 8]
+
+
+def test_without_a_dev_set_every_due_model_is_kept(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([])
+    Setup(tmp_path, make_settings(validate_every=4), keep_model=script.keep).trainer.run()
+    assert script.kept == [None, None]
+
+
+def test_the_model_trains_on_after_validation(tmp_path: Path, make_settings: Make) -> None:
+    """A validator that puts the model into evaluation must not switch dropout off for the rest of the run."""
+    modes: list[bool] = []
+
+    def validate(_: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        setup.model.eval()
+        return ValidationEvent(step=step, loss=1.0, perplexity=math.e)
+
+    setup = Setup(
+        tmp_path,
+        make_settings(validate_every=2),
+        before_loss=lambda _: modes.append(setup.model.training),
+        validate=validate,
+    )
+    setup.trainer.run()
+    assert modes == [True] * 8
+
+
+def test_validating_changes_no_weight(tmp_path: Path, make_settings: Make) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "validated").mkdir()
+    plain = Setup(tmp_path / "plain", make_settings())
+    plain.trainer.run()
+    script = Script([1.0] * 8)
+    validated = Setup(tmp_path / "validated", make_settings(validate_every=1), validate=script.validate)
+    validated.trainer.run()
+    assert torch.equal(plain.weights(), validated.weights())
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def train_event(step: int) -> TrainEvent:
+    return TrainEvent(
+        step=step,
+        epoch=0.1,
+        loss=2.0,
+        perplexity=7.4,
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        tokens_per_second=10.0,
+        elapsed_seconds=1.0,
+        skipped=0,
+    )
+
+
+def write_events(folder: Path, steps: list[int], resume_at: int) -> None:
+    log = EventLog(folder, resume_at=resume_at)
+    for step in steps:
+        log.write(train_event(step))
+    log.close()
+
+
+def test_events_of_steps_that_run_again_are_removed(tmp_path: Path) -> None:
+    write_events(tmp_path, [2, 4, 6], resume_at=0)
+    write_events(tmp_path, [5, 7], resume_at=4)
+    assert [event["step"] for event in events(tmp_path)] == [2, 4, 5, 7]
+
+
+def test_a_line_that_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
+    write_events(tmp_path, [2, 4], resume_at=0)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"event":"train","st')
+    write_events(tmp_path, [6], resume_at=4)
+    assert [event["step"] for event in events(tmp_path)] == [2, 4, 6]
+
+
+def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
+    write_events(tmp_path, [2, 4], resume_at=0)
+    write_events(tmp_path, [1], resume_at=0)
+    assert [event["step"] for event in events(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
+)
+def test_durations_as_people_say_them(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_the_second_ctrl_c_stops_at_once_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.requested == signal.SIGINT
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, r"`training\.steps` must be greater than 0, but is 0\."),
+        ({"minutes": -1.0}, r"`training\.minutes` must be greater than 0, but is -1\.0\."),
+        ({"batch_tokens": 0}, r"`training\.batch_tokens` must be greater than 0, but is 0\."),
+        ({"accumulate": 0}, r"`training\.accumulate` must be greater than 0, but is 0\."),
+        ({"learning_rate": math.nan}, r"`training\.learning_rate` must be greater than 0, but is nan\."),
+        ({"report_every": 0}, r"`training\.report_every` must be greater than 0, but is 0\."),
+        ({"validate_every": 0}, r"`training\.validate_every` must be greater than 0, but is 0\."),
+        ({"save_every": 0}, r"`training\.save_every` must be greater than 0, but is 0\."),
+        ({"keep_checkpoints": 0}, r"`training\.keep_checkpoints` must be greater than 0, but is 0\."),
+        ({"seed": -1}, r"`training\.seed` must not be negative, but is -1\."),
+        ({"warmup_steps": -1}, r"`training\.warmup_steps` must not be negative, but is -1\."),
+        ({"weight_decay": -0.1}, r"`training\.weight_decay` must not be negative, but is -0\.1\."),
+        ({"clip_norm": -1.0}, r"`training\.clip_norm` must not be negative, but is -1\.0\."),
+        ({"patience": -1}, r"`training\.patience` must not be negative, but is -1\."),
+        ({"translate_dev": -1}, r"`training\.translate_dev` must not be negative, but is -1\."),
+        ({"label_smoothing": 1.0}, r"`training\.label_smoothing` must be in \[0, 1\), but is 1\.0\."),
+        ({"average_decay": -0.5}, r"`training\.average_decay` must be in \[0, 1\), but is -0\.5\."),
+        (
+            {"steps": 5, "minutes": 2.0},
+            r"\(5\) and `training\.minutes` \(2\.0\) both say when to stop: give one of them\.",
+        ),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        TrainingSettings(**changes)

@@ -1,0 +1,183 @@
+"""The loss fused with the projection: PyTorch's cross-entropy, exact gradients, exact in chunks."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from transduce.training import loss as loss_module
+from transduce.training.loss import Loss, projected_cross_entropy
+
+PAD = 0
+
+
+def sample(
+    *, rows: int = 3, length: int = 5, width: int = 6, pieces: int = 11, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A decoder's output, an output matrix, and labels of which some are padding."""
+    hidden = torch.randn(rows, length, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(pieces, width, dtype=dtype, requires_grad=True)
+    labels = torch.randint(1, pieces, (rows, length))
+    labels[0, -1] = labels[1, -3:] = PAD
+    return hidden, weight, labels
+
+
+def gradients(loss: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_equals_pytorch_with_its_gradients(dtype: torch.dtype, smoothing: float) -> None:
+    hidden, weight, labels = sample(dtype=dtype)
+    ours = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=smoothing)
+    criterion = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=smoothing, reduction="sum")
+    expected = criterion((hidden @ weight.T).flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(ours.total, expected, atol=1e-4, rtol=1e-5)
+    hidden_gradient, weight_gradient = gradients(ours.total, hidden, weight)
+    expected_hidden, expected_weight = gradients(expected, hidden, weight)
+    torch.testing.assert_close(hidden_gradient, expected_hidden, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weight_gradient[1:], expected_weight[1:], atol=1e-5, rtol=1e-4)
+
+
+def test_the_padding_row_of_the_matrix_gets_no_gradient() -> None:
+    hidden, weight, labels = sample()
+    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    (gradient,) = gradients(loss.total, weight)
+    assert not gradient[PAD].any()
+    assert gradient[1:].any(dim=1).all()
+
+
+def test_values_by_hand() -> None:
+    """Logits (0, ln 2, ln 5) are probabilities (1/8, 2/8, 5/8)."""
+    hidden = torch.ones(1, 1, 1)
+    weight = torch.tensor([[0.0], [math.log(2)], [math.log(5)]])
+    loss = projected_cross_entropy(hidden, weight, torch.tensor([[2]]), pad_id=PAD, label_smoothing=0.3)
+    own, others = -math.log(5 / 8), -math.log(1 / 8) - math.log(2 / 8) - math.log(5 / 8)
+    assert float(loss.negative_log_likelihood) == pytest.approx(own)
+    assert float(loss.total) == pytest.approx(0.7 * own + 0.3 / 3 * others)
+    assert loss.tokens == 1
+
+
+def test_uniform_logits_cost_ln_v_a_token() -> None:
+    labels = torch.tensor([[4, 7, 1, PAD]])
+    loss = projected_cross_entropy(torch.zeros(1, 4, 2), torch.randn(9, 2), labels, pad_id=PAD, label_smoothing=0.1)
+    assert float(loss.total) == pytest.approx(3 * math.log(9))
+    assert loss.tokens == 3
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_gradcheck(smoothing: float) -> None:
+    hidden, weight, labels = sample(rows=2, length=4, width=3, pieces=7, dtype=torch.float64)
+    trained = weight.detach()[1:].requires_grad_()
+
+    def total(hidden: Tensor, trained: Tensor) -> Tensor:
+        padded = torch.cat([torch.zeros(1, 3, dtype=torch.float64), trained])
+        return projected_cross_entropy(hidden, padded, labels[:2, :4], pad_id=PAD, label_smoothing=smoothing).total
+
+    assert torch.autograd.gradcheck(total, (hidden, trained))
+
+
+@pytest.mark.parametrize("elements", [1, 11 * 4, 11 * 7])
+def test_chunks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, labels = sample(dtype=torch.float64)
+
+    def run() -> tuple[Loss, tuple[Tensor, ...]]:
+        loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+        return loss, gradients(loss.total, hidden, weight)
+
+    whole, whole_gradients = run()
+    monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", elements)
+    chunked, chunked_gradients = run()
+    torch.testing.assert_close(chunked.total, whole.total)
+    torch.testing.assert_close(chunked.negative_log_likelihood, whole.negative_log_likelihood)
+    torch.testing.assert_close(chunked_gradients, whole_gradients)
+
+
+def test_padding_counts_for_nothing() -> None:
+    hidden, weight, labels = sample()
+    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    assert loss.tokens == int((labels != PAD).sum()) == 11
+    (gradient,) = gradients(loss.total, hidden)
+    assert not gradient[labels == PAD].any()
+    changed = hidden.detach().clone()
+    changed[labels == PAD] = 99.0
+    again = projected_cross_entropy(changed, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    assert torch.equal(again.total, loss.total)
+
+
+def test_padding_alone_costs_nothing() -> None:
+    hidden, weight, labels = sample()
+    loss = projected_cross_entropy(hidden, weight, torch.full_like(labels, PAD), pad_id=PAD)
+    assert (loss.total.item(), loss.tokens) == (0.0, 0)
+    assert not torch.cat([g.flatten() for g in gradients(loss.total, hidden, weight)]).any()
+
+
+def test_sums_add_up_over_micro_batches() -> None:
+    hidden, weight, labels = sample()
+    whole = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    parts = [
+        projected_cross_entropy(hidden[row], weight, labels[row], pad_id=PAD, label_smoothing=0.1)
+        for row in (slice(0, 1), slice(1, 3))
+    ]
+    torch.testing.assert_close(parts[0].total + parts[1].total, whole.total)
+    assert sum(part.tokens for part in parts) == whole.tokens
+
+
+def test_the_gradient_is_scaled_by_what_follows() -> None:
+    hidden, weight, labels = sample()
+    total = projected_cross_entropy(hidden, weight, labels, pad_id=PAD).total
+    once = gradients(total, hidden, weight)
+    total = projected_cross_entropy(hidden, weight, labels, pad_id=PAD).total
+    torch.testing.assert_close(gradients(total * 3, hidden, weight), tuple(3 * g for g in once))
+
+
+def test_the_likelihood_is_for_reading_alone() -> None:
+    hidden, weight, labels = sample()
+    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    assert not loss.negative_log_likelihood.requires_grad
+    plain = projected_cross_entropy(hidden, weight, labels, pad_id=PAD)
+    torch.testing.assert_close(loss.negative_log_likelihood, plain.negative_log_likelihood)
+
+
+def test_validation_does_not_pay_for_gradients() -> None:
+    """One product of N × D × V makes the logits; two more make the gradients."""
+    hidden, weight, labels = sample()
+    counts = {}
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with FlopCounterMode(display=False) as counter, mode():
+            projected_cross_entropy(hidden, weight, labels, pad_id=PAD)
+        counts[mode] = counter.get_total_flops()
+    logits = 2 * 11 * 6 * 11
+    assert counts == {torch.enable_grad: 3 * logits, torch.no_grad: logits, torch.inference_mode: logits}
+
+
+def test_bfloat16_is_near_float32() -> None:
+    hidden, weight, labels = sample(rows=20, width=16, pieces=50)
+    wide = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    narrow_hidden = hidden.detach().bfloat16().requires_grad_()
+    narrow_weight = weight.detach().bfloat16().requires_grad_()
+    narrow = projected_cross_entropy(narrow_hidden, narrow_weight, labels, pad_id=PAD, label_smoothing=0.1)
+    assert narrow.total.dtype == torch.float32
+    torch.testing.assert_close(narrow.total, wide.total, rtol=0.01, atol=0)
+    torch.testing.assert_close(narrow.negative_log_likelihood, wide.negative_log_likelihood, rtol=0.01, atol=0)
+    expected = gradients(wide.total, hidden, weight)
+    ours = gradients(narrow.total, narrow_hidden, narrow_weight)
+    for got, true in zip(ours, expected, strict=True):
+        assert got.dtype == torch.bfloat16
+        assert float((got.float() - true).norm() / true.norm()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_logits_stay_finite(dtype: torch.dtype) -> None:
+    hidden = torch.tensor([[[300.0], [-300.0]]], dtype=dtype, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0], [-1.0]], dtype=dtype, requires_grad=True)
+    loss = projected_cross_entropy(hidden, weight, torch.tensor([[1, 1]]), pad_id=PAD, label_smoothing=0.1)
+    assert loss.total.isfinite()
+    hidden_gradient, weight_gradient = gradients(loss.total, hidden, weight)
+    assert hidden_gradient.isfinite().all()
+    assert weight_gradient.isfinite().all()
+    # The second label has probability e^-600: its gradient must pull as hard as for any other hopeless guess.
+    assert hidden_gradient[0, 1].item() < -1.5
