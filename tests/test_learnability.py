@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "learnability.py"
-STEPS = 600  # 400 suffice for most seeds
+STEPS = 500  # 400 suffice for most seeds
 
 
 @pytest.mark.slow

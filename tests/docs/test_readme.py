@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "README.zh.md")
-SHORT_OPTIONS = " --preset tiny --steps 25 --threads 1"
-SHORT_ARGUMENTS = 'preset="tiny", steps=25, threads=1, '
+SHORT_OPTIONS = " --preset tiny --steps 12 --threads 1"
+SHORT_ARGUMENTS = 'preset="tiny", steps=12, threads=1, '
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -34,22 +34,30 @@ def without_comments(block: str) -> str:
     return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the files that the READMEs name."""
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """The files that the READMEs name, by name."""
     from transduce.text.demo_grammar import generate
 
     corpus = generate()
-    for name, pairs in (("train", corpus.train[:400]), ("test", corpus.test[:12])):
-        for language, lines in (("zh", [p.source for p in pairs]), ("en", [p.target for p in pairs])):
-            (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    parts = {"train": corpus.train[:250], "test": corpus.test[:12]}
+    sides = {f"{name}.zh": [pair.source for pair in pairs] for name, pairs in parts.items()}
+    sides |= {f"{name}.en": [pair.target for pair in pairs] for name, pairs in parts.items()}
+    return {name: "".join(f"{line}\n" for line in lines) for name, lines in sides.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, texts: dict[str, str]) -> Path:
+    """A folder with these files."""
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, "utf-8", newline="\n")
     return tmp_path
 
 
 def run(arguments: list[str], folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Runs a program with the command `transduce` of this environment, and text on its standard input."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.run(
         arguments, cwd=folder, env=environment, input=text, capture_output=True, encoding="utf-8", check=False
     )
@@ -68,10 +76,10 @@ def test_the_commands_work_in_the_order_of_the_page(folder: Path) -> None:
     trained, dry, resumed, compared = outputs
     assert len((folder / "test.out").read_text("utf-8").split("\n")) == 12 + 1
     assert "BLEU" in trained
-    assert "signature" in trained or "version:" in trained
+    assert "version:" in trained
     assert "Dry run: nothing was trained." in dry
-    assert "Going on after step 25." in resumed
-    assert "models/post-norm" in compared or "post-norm" in compared
+    assert "Going on after step 12." in resumed
+    assert re.search(r"^ +zh-en +post-norm +difference", compared, re.MULTILINE)
 
 
 def test_the_python_code_works(folder: Path) -> None:
@@ -94,7 +102,7 @@ def test_both_languages_have_the_same_commands_and_code() -> None:
 def test_both_languages_have_the_same_parts() -> None:
     def shape(page: str) -> list[str]:
         lines = (ROOT / page).read_text("utf-8").split("\n")
-        return [re.match(r"#* ?|\* ?|\| ?`?\w*", line)[0] for line in lines if line.startswith(("#", "* ", "| `"))]  # type: ignore[index]
+        return [line.split(" ")[0] for line in lines if line.startswith(("#", "* ", "|"))]
 
     assert shape("README.md") == shape("README.zh.md")
 

@@ -179,7 +179,7 @@ def test_a_manifest_reaches_no_other_folder(copy: Path, name: str) -> None:
 def test_missing_and_unexpected_tensors_are_listed_in_full(copy: Path) -> None:
     def change(weights: dict[str, Tensor]) -> None:
         del weights["model.shared.weight"], weights["model.decoder.layers.1.fc1.bias"]
-        weights["stray.one"] = weights["stray.two"] = torch.zeros(2)
+        weights.update({"stray.one": torch.zeros(2), "stray.two": torch.zeros(3)})
 
     change_weights(copy, change)
     with pytest.raises(TransduceError) as caught:
@@ -256,9 +256,10 @@ def test_at_every_moment_the_folder_loads(
     seen: set[int] = set()
     for call in range(1, len(names) + 1):
         for number in (1, 2):
-            with monkeypatch.context() as patch, pytest.raises(Killed):
+            with monkeypatch.context() as patch:
                 kill_at(patch, call)
-                write(folder, models[number], tokenizer)
+                with pytest.raises(Killed):
+                    write(folder, models[number], tokenizer)
             possible.add(number)
             found = logits(read_model_folder(folder).model)
             (which,) = [n for n in possible if torch.equal(found, expected[n])]
@@ -275,7 +276,7 @@ def test_a_reader_that_is_overtaken_by_a_writer_looks_again(
     folder, tokenizer = tmp_path / "model", translator.tokenizer
     old, new = (Transformer(make_config(tokenizer.source.size)) for _ in range(2))
     write(folder, old, tokenizer)
-    overtaken = []
+    overtaken: list[Path] = []
 
     def overtake(path: Path) -> str:
         if not overtaken:

@@ -329,7 +329,7 @@ def test_minutes_become_steps_that_are_kept(
     assert "minutes are" not in capsys.readouterr().err
 
 
-def test_the_same_run_gives_the_same_model(trained: Path, toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_model(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "again"
     few = toy_settings | {"training.steps": 4, "training.validate_every": 4, "training.translate_dev": 0}
     train(out=folder, settings=few, device="cpu", threads=1)

@@ -90,13 +90,13 @@ def test_steps_and_minutes_together_are_refused() -> None:
 
 @pytest.mark.parametrize("assignment", ["training.steps", "=5", "training..steps=5", "a b=5"])
 def test_an_assignment_without_form_is_refused(assignment: str) -> None:
-    with pytest.raises(TransduceError, match="`--set` takes a key and a value, such as training.steps=2000"):
+    with pytest.raises(TransduceError, match=r"`--set` takes a key and a value, such as training\.steps=2000"):
         read_settings(None, [assignment])
 
 
 def test_a_value_where_a_table_should_be_is_refused() -> None:
     with pytest.raises(
-        TransduceError, match="`data.source` stands in the table `data`, but that was given the value 5"
+        TransduceError, match=r"`data\.source` stands in the table `data`, but that was given the value 5"
     ):
         put_setting({"data": 5}, "data.source", ["x"])
 

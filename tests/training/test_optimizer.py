@@ -231,6 +231,8 @@ def test_a_state_taken_back_goes_on_bit_by_bit(make_settings: Make, precision: s
     for model, one in ((first, optimizer), (second, resumed)):
         one.step(add_gradient(model, one, SOURCE, TARGET), 0.01)
     assert torch.equal(weights_of(first), weights_of(second))
+    for name, kept in optimizer.kept_weights().items():
+        assert torch.equal(kept, resumed.kept_weights()[name])
     for kind, tensors in optimizer.state().items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, resumed.state()[kind][name]), (kind, name)

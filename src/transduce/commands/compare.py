@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from transduce.commands.options import (
     add_computing,
@@ -40,12 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
+    search = search_arguments(options)
     check_writable(options.json)
     references = list(read_lines(options.reference))
     if options.source is not None:
         check_line_counts({"sources": list(read_lines(options.source)), "references": references})
-    hypotheses_a, language_a = _hypotheses(options.a, options)
-    hypotheses_b, language_b = _hypotheses(options.b, options)
+    hypotheses_a, language_a = _hypotheses(options.a, options, search)
+    hypotheses_b, language_b = _hypotheses(options.b, options, search)
     comparison = compare(
         hypotheses_a,
         hypotheses_b,
@@ -61,14 +63,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _hypotheses(place: str, options: argparse.Namespace) -> tuple[list[str], str | None]:
+def _hypotheses(place: str, options: argparse.Namespace, search: dict[str, Any]) -> tuple[list[str], str | None]:
     """Translations out of a file or by a model, and the model's target language."""
     if not Path(place).is_dir():
         return list(read_lines(place)), None
     if options.source is None:
         raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
     translator = load_translator(place, options)
-    translations = translator(list(read_lines(options.source)), **search_arguments(options))
+    translations = translator(list(read_lines(options.source)), **search)
     return [translation.text for translation in translations], translator.target_language
 
 

@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
+    search = search_arguments(options)
     check_writable(options.output, options.json)
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
     check_line_counts({"sources": sources, "references": references})
     translator = load_translator(options.model, options)
     started_at = time.monotonic()
-    search = search_arguments(options)
     hypotheses = [translation.text for translation in translator(sources, **search)]
     elapsed_seconds = time.monotonic() - started_at
     if options.output:

@@ -25,12 +25,19 @@ VERBS = {
 class Parser(argparse.ArgumentParser):
     """argparse, with one sentence in place of a usage message, and the nearest option to a mistyped one."""
 
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parses, after a look at the options: argparse itself complains first of others that are missing."""
+        for argument in arguments:
+            option = argument.partition("=")[0]
+            if option == "--":
+                break
+            if option.startswith("--") and option not in self._option_string_actions:
+                near = difflib.get_close_matches(option, list(self._option_string_actions), 1)
+                self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
+        return self.parse_args(arguments)
+
     def error(self, message: str) -> NoReturn:
         """Leaves with exit code 2."""
-        if message.startswith("unrecognized arguments: -"):
-            wrong = message.split()[2].partition("=")[0]
-            near = difflib.get_close_matches(wrong, list(self._option_string_actions), 1)
-            message = f"there is no option {wrong}" + (f"; did you mean {near[0]}?" if near else "")
         sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
         raise SystemExit(2)
 
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     verb = arguments[0] if arguments else "--help"
     if verb.startswith("-"):
-        build_parser(None).parse_args([verb])
+        build_parser(None).parse([verb])
         return 0
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
@@ -91,7 +98,7 @@ def _run(arguments: list[str]) -> int:
             f"There is no verb `{verb}`"
             + (f": did you mean `{near[0]}`?" if near else f": the verbs are {', '.join(VERBS)}.")
         )
-    options = build_parser(verb).parse_args(arguments[1:])
+    options = build_parser(verb).parse(arguments[1:])
     code: int = import_module(f"transduce.commands.{verb}").run(options)
     return code
 

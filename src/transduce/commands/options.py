@@ -10,6 +10,7 @@ import msgspec
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.runtime.translator import Translator, load
+from transduce.search.settings import SearchSettings
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +59,18 @@ def load_translator(folder: str, options: argparse.Namespace) -> Translator:
 
 
 def search_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_search`, as a translator takes them."""
-    return {
+    """The options of `add_search`, as a translator takes them.
+
+    Raises:
+        TransduceError: one is out of its range, which is better said before a model is loaded.
+    """
+    arguments = {
         "beam_size": options.beam_size,
         "length_penalty": options.length_penalty,
         "max_length": options.max_length,
     }
+    SearchSettings(**arguments)
+    return arguments
 
 
 def check_writable(*paths: str | None) -> None:

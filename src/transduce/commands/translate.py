@@ -6,9 +6,11 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from transduce.commands.options import add_computing, add_search, load_translator, search_arguments
 from transduce.runtime.translator import Translator
+from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 
 _LINES_AT_ONCE = 1024
@@ -31,14 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """One line out for each line in; a prompt on a terminal."""
+    search = search_arguments(options) | {"n_best": options.n_best}
+    SearchSettings(**search)
     translator = load_translator(options.model, options)
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
     try:
         if options.file is None and sys.stdin.isatty():
-            prompt(translator, output, options)
+            prompt(translator, output, search)
         else:
             lines = read_lines(options.file) if options.file else stdin_lines()
-            translate_lines(translator, lines, output, options)
+            translate_lines(translator, lines, output, search)
         output.flush()
     finally:
         output.detach()
@@ -61,14 +65,14 @@ def stdin_lines() -> Iterator[str]:
 
 
 def translate_lines(
-    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, options: argparse.Namespace
+    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, search: dict[str, Any]
 ) -> None:
     """Translates in portions, so that output follows input closely and memory stays flat."""
     number = 0
     for portion in portions(lines, _LINES_AT_ONCE):
-        found = translator(portion, n_best=options.n_best, **search_arguments(options))
+        found = translator(portion, **search)
         for translation in found:
-            if options.n_best == 1:
+            if search["n_best"] == 1:
                 output.write(translation.text + "\n")
             else:
                 for alternative in translation.alternatives:
@@ -89,7 +93,7 @@ def portions(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield portion
 
 
-def prompt(translator: Translator, output: io.TextIOWrapper, options: argparse.Namespace) -> None:
+def prompt(translator: Translator, output: io.TextIOWrapper, search: dict[str, Any]) -> None:
     """Reads sentences from a person until the input ends."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
@@ -100,7 +104,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, options: argparse.N
             return
         if not sentence.strip():
             return
-        for alternative in translator(sentence, n_best=options.n_best, **search_arguments(options)).alternatives:
+        for alternative in translator(sentence, **search).alternatives:
             output.write(alternative.text + "\n")
         output.flush()
 

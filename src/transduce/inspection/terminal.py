@@ -14,7 +14,7 @@ def draw_attention(attention: WordAttention) -> str:
     header = " ".join(_fit(word, width) for word, width in zip(attention.source_words, widths, strict=True))
     lines = [" " * left + "  " + header]
     for word, row in zip(attention.target_words, attention.weights, strict=True):
-        most = float(row.max()) or 1.0
+        most = float(row.max(initial=0.0)) or 1.0
         shades = (_SHADES[min(4, int(float(weight) / most * 4.999))] for weight in row)
         cells = " ".join(_fit(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
         lines.append(" " * (left - cell_len(word)) + word + "  " + cells)

@@ -40,11 +40,11 @@ class Action(msgspec.Struct, frozen=True):
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
         """The action with its verb in this form; aspect (了, 过) and helper (have) stand at the verb."""
-        return _around(self.company, _around(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
+        return swap(self.company, swap(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What a statement says about an action: that it is done every day, was not done, will be done, …"""
+    """What a statement says about an action: that it is done every day, was not done, will be done, and so on."""
 
     marker: str = ""
     # English in place of the marker, by the subject's agreement, and how the two are linked (see `phrase`).
@@ -76,8 +76,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     aspect: str = ""
     helper: str = ""
     times: Times = ()
-    definite: bool = False
+    timed: bool = False
     some: bool = False
+    definite: bool = False
     adjuncts: bool = True
 
 
@@ -89,18 +90,25 @@ def _to(verb: str) -> tuple[str, str, str]:
     return (f"{verb} to", f"{verb}s to", f"{verb} to")
 
 
-# 不 and 没 are linked to "not" and to its auxiliary.
-_DO_NOT = ("do not", "does not", "do not")
+def _do_not(verb: str) -> tuple[str, str, str]:
+    return (f"do not {verb}", f"does not {verb}", f"do not {verb}")
+
 
 HABIT = Frame(forms=FINITE, times=HABITUAL_TIMES)
 EVERY_TIME = Frame(forms=FINITE, times=HABITUAL_TIMES, timed=True)
 OFTEN = Frame(marker="经常", english=_same("often"), forms=FINITE)
 ALWAYS = Frame(marker="总是", english=_same("always"), forms=FINITE)
 NEVER = Frame(marker="从来 不", english=_same("never"), forms=FINITE)
-DOES_NOT = Frame(marker="不", english=_DO_NOT)
+DOES_NOT = Frame(marker="不", english=_do_not(""))
+HAS_NOT = Frame(marker="没", english=_do_not(""))
+ALSO = Frame(marker="也", english=_same("also"), forms=FINITE)
+ALL = Frame(marker="都", english=_same("all"), forms=FINITE)
+BOTH = Frame(marker="都", english=_same("both"), forms=FINITE)
 DID = Frame(forms=(PAST, PAST, PAST), aspect="了", times=PAST_TIMES, some=True, definite=True)
 # Where the time and the place say that it is over, 了 is not needed: 昨天他在公司工作.
 WAS_DOING = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES, timed=True)
+# The same before a second verb, which takes 了: 昨天我去商店买了苹果.
+WENT = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES)
 DID_NOT = Frame(marker="没", english=_same("did not"), times=PAST_TIMES, definite=True)
 IS_DOING = Frame(
     marker="正在", english=BE, forms=(GERUND, GERUND, GERUND), times=PRESENT_TIMES, definite=True, adjuncts=False
@@ -130,7 +138,7 @@ GOING_TO = Frame(
 WANTS = Frame(marker="想", english=_to("want"), times=FUTURE_TIMES, some=True, definite=True)
 DOES_NOT_WANT = Frame(
     marker="不 想",
-    english=tuple(f"{do} want to" for do in _DO_NOT),  # type: ignore[arg-type]
+    english=_do_not("want to"),
     links="0-0 0-1 1-2 1-3",
     times=FUTURE_TIMES,
     definite=True,
@@ -138,7 +146,7 @@ DOES_NOT_WANT = Frame(
 LIKES = Frame(marker="喜欢", english=_to("like"))
 DOES_NOT_LIKE = Frame(
     marker="不 喜欢",
-    english=tuple(f"{do} like to" for do in _DO_NOT),  # type: ignore[arg-type]
+    english=_do_not("like to"),
     links="0-0 0-1 1-2 1-3",
 )
 CAN = Frame(marker="能", english=_same("can"), times=FUTURE_TIMES, definite=True)
@@ -154,11 +162,12 @@ ALSO_KNOWS_HOW = Frame(marker="也 会", english=_same("can also"), links="0-1 1
 
 DOES_ONE = Question(front=DO)
 DID_ONE = Question(front=_same("did"), aspect="了", times=PAST_TIMES, definite=True, some=True)
+DID_NOT_ONE = Question(front=_same("did"), definite=True)
 WANTS_ONE = Question(marker="想", front=DO, rest="want to", times=FUTURE_TIMES, some=True)
 LIKES_ONE = Question(marker="喜欢", front=DO, rest="like to")
 HAS_ONE = Question(front=HAVE, form=PARTICIPLE, aspect="过", helper="ever", adjuncts=False)
 IS_ONE = Question(marker="正在", front=BE, by_particle=False, form=GERUND, definite=True, adjuncts=False)
-WILL_ONE = Question(marker="会", front=_same("will"), by_particle=False, times=FUTURE_TIMES, definite=True)
+WILL_ONE = Question(marker="会", front=_same("will"), by_particle=False, times=FUTURE_TIMES, timed=True, definite=True)
 CAN_ONE = Question(marker="能", front=_same("can"), by_particle=False, times=FUTURE_TIMES, definite=True)
 MAY_ONE = Question(marker="可以", front=_same("may"), by_particle=False, definite=True)
 SHOULD_ONE = Question(marker="应该", front=_same("should"), by_particle=False, definite=True)
@@ -182,8 +191,8 @@ def said(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING,
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
     """Subject and predicate with a time, which may be nothing."""
     if early:
-        return _around(time, subject + predicate)
-    return subject + _around(time, predicate)
+        return swap(time, subject + predicate)
+    return subject + swap(time, predicate)
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
@@ -194,7 +203,7 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
         asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
         return swap(asked, phrase("吗", front)) + QUESTION_MARK
     # Only an early time fits here: you tomorrow will go, will you go tomorrow (2413) is beyond the two ways to join.
-    return _around(time, swap(subject.subject, phrase(question.marker, front)) + does) + particle()
+    return swap(time, swap(subject.subject, phrase(question.marker, front)) + does) + particle()
 
 
 def what(
@@ -207,7 +216,7 @@ def what(
         asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
         return swap(asked, word + phrase("", front)) + QUESTION_MARK
     asked = swap(subject.subject, phrase(question.marker, front)) + does
-    return _around(time, swap(asked, word)) + QUESTION_MARK
+    return swap(time, swap(asked, word)) + QUESTION_MARK
 
 
 def why(
@@ -217,7 +226,7 @@ def why(
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
     middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
-    return _around(time, swap(subject.subject, front) + middle + does) + QUESTION_MARK
+    return swap(time, swap(subject.subject, front) + middle + does) + QUESTION_MARK
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
@@ -225,14 +234,9 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
     front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)
-    return _around(time, swap(wanted, front) + does) + QUESTION_MARK
+    return swap(time, swap(wanted, front) + does) + QUESTION_MARK
 
 
 def particle() -> Phrase:
     """吗 at the end of a question that no auxiliary renders: it belongs to the question mark."""
     return phrase("吗 ？", "?")
-
-
-def _around(first: Phrase, second: Phrase) -> Phrase:
-    """`swap`, or the second phrase alone where the first is nothing."""
-    return second if first is NOTHING else swap(first, second)

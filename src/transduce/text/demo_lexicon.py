@@ -25,6 +25,8 @@ class Verb(NamedTuple):
     # Nouns that it takes, and places where it is done.
     objects: str = ""
     places: str = ""
+    # It is done again and again: one buys bread every day, but not cars.
+    habitual: bool = True
 
     def form(self, index: int) -> str:
         """One of the five forms, with its preposition: "listened to"."""
@@ -164,14 +166,17 @@ GIFTS = "书 小说 花 毛衣 帽子 手机 雨伞 苹果 蛋糕 茶 咖啡 票
 LIKED = f"{FOODS} {DRINKS} {ANIMALS} 书 小说 电影 花 音乐 中文 英文 法语 数学 历史 篮球 足球 网球"
 NEEDED = "手机 电脑 雨伞 票 自行车 汽车 书 大衣 帽子 水 咖啡 茶"
 OWNED = f"{_WARES} {ANIMALS} 书 小说 杂志 照片 票 苹果 鸡蛋 啤酒"
-UNCOUNTED_GOODS = f"钱 时间 {DRINKS} 面包 米饭"
+UNCOUNTED_GOODS = f"钱 时间 {DRINKS} 面包"
+# "David's movie" would be one that he made.
+NOT_OWNED = frozenset(("电影", "歌"))
 
 # --- what people do ------------------------------------------------------------------------------------------
 
 VERBS = (
     Verb("吃", "eat eats ate eaten eating", FOODS, "家 学校 公司 饭馆"),
     Verb("喝", "drink drinks drank drunk drinking", DRINKS, "家 公司 饭馆 咖啡馆"),
-    Verb("买", "buy buys bought bought buying", f"{FOODS} {DRINKS} {_WARES} 花", "商店 超市"),
+    Verb("买", "buy buys bought bought buying", f"{FOODS} {DRINKS} 花", "商店 超市"),
+    Verb("买", "buy buys bought bought buying", _WARES, "商店", habitual=False),
     Verb("买", "buy buys bought bought buying", "书 小说 杂志 报纸", "书店"),
     Verb("看", "read reads read read reading", "书 小说 杂志 报纸", "家 学校 公园 图书馆 教室 咖啡馆"),
     Verb("看", "watch watches watched watched watching", "电影", "家 电影院"),
@@ -190,6 +195,8 @@ VERBS = (
     Verb("洗", "wash washes washed washed washing", "毛衣 裙子 汽车 苹果", "家"),
     Verb("骑", "ride rides rode ridden riding", "自行车", "公园 学校"),
 )
+# What is worth telling that one has done it before: to eat dumplings, not to drink water.
+EXPERIENCES = "饺子 鱼 面条 咖啡 啤酒 果汁 小说 中文 英文 法语 历史 篮球 网球 足球 钢琴 自行车 花"
 # They take a person.
 HELPING_VERBS = (
     Verb("帮助", "help helps helped helped helping", "", "家 学校 公司"),
@@ -220,6 +227,10 @@ NEED = Verb("需要", "need needs needed needed needing", NEEDED)
 WISH = Verb("想要", "want wants wanted wanted wanting", NEEDED)
 HAVE = Verb("有", "have has had had having", OWNED)
 GO = Verb("去", "go goes went gone going + to")
+# It asks for the place without a preposition: where does she go.
+HEAD = Verb("去", "go goes went gone going")
+# 去过: to have been there.
+VISIT = Verb("去", "be is was been being + to")
 GIVE = Verb("给", "give gives gave given giving", GIFTS)
 TEACH = Verb("教", "teach teaches taught taught teaching", "中文 英文 法语 数学 历史 音乐")
 THINK = Verb("觉得", "think thinks thought thought thinking")
@@ -264,7 +275,9 @@ THING_ADJECTIVES = (
     Adjective("黑", "black", "blacker", "猫 狗 鸟 裙子 帽子 大衣", attributive="黑"),
     Adjective("白", "white", "whiter", "猫 狗 鸟 花 裙子 毛衣", attributive="白"),
 )
-COLOURS = frozenset("红 黑 白".split())
+COLOURS = frozenset(("红", "黑", "白"))
+# They pass: 昨天我很忙.
+MOODS = frozenset(("忙", "累", "饿", "高兴"))
 
 # --- where, when, how ----------------------------------------------------------------------------------------
 
@@ -292,16 +305,19 @@ SPOTS = (
     ("公园 里", "in the park", "0-2 1-0", f"{ANIMALS} 花 自行车"),
     ("房间 里", "in the room", "0-2 1-0", f"{ANIMALS} 书 花 电脑"),
 )
-# Chinese, English, links.
-MEANS = (
-    ("坐 火车", "by train", ""),
-    ("坐 飞机", "by plane", ""),
-    ("坐 公交车", "by bus", ""),
-    ("骑 自行车", "by bike", ""),
+# How one goes to places nearby and far away.
+MEANS_NEARBY = (
+    ("坐 公交车", "by bus", "0-0 1-1"),
+    ("骑 自行车", "by bike", "0-0 1-1"),
     ("开车", "by car", ""),
     ("走路", "on foot", ""),
 )
-FAR = frozenset("北京 中国".split())
+MEANS_FAR = (("坐 火车", "by train", "0-0 1-1"), ("坐 飞机", "by plane", "0-0 1-1"))
+FAR = frozenset(("北京", "中国"))
+# Words of the times when one goes far away, or of none: not tonight, and not every morning.
+TRAVEL_TIMES = frozenset(((), ("昨天",), ("明天",), ("上个", "星期"), ("下个", "星期")))
+# Who may stay where, and what is asked for there.
+ABODES = "家 学校 公司 医院 图书馆 教室 公园 咖啡馆 电影院 商店 北京 中国"
 
 PAST_TIMES = (
     ("昨天", "yesterday", ""),

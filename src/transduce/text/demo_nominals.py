@@ -11,6 +11,7 @@ from transduce.text.demo_lexicon import (
     COMPANIONS,
     FAMILY,
     NAMES,
+    NOT_OWNED,
     NUMBERS,
     OCCUPATIONS,
     PRONOUNS,
@@ -50,16 +51,16 @@ def article(word: str) -> str:
 # --- people --------------------------------------------------------------------------------------------------
 
 
-def _pronoun(source: str, subject: str, object: str) -> Nominal:
+def _pronoun(source: str, subject: str, as_object: str) -> Nominal:
     agreement = {"我": FIRST, "他": THIRD, "她": THIRD}.get(source, OTHER)
     meant = frozenset({source.removesuffix("们")})
-    return Nominal(phrase(source, subject), phrase(source, object), agreement, source.endswith("们"), meant)
+    return Nominal(phrase(source, subject), phrase(source, as_object), agreement, source.endswith("们"), meant)
 
 
 def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
     named = owner in dict(NAMES)
     meant = frozenset({referent, owner} if named else {referent})
-    return Nominal(words, words, THIRD, False, meant, frozenset({owner.removesuffix("们")} if owner else ()))
+    return Nominal(words, words, THIRD, referents=meant, owners=frozenset({owner.removesuffix("们")} if owner else ()))
 
 
 def owner_phrase(source: str) -> Phrase:
@@ -92,7 +93,7 @@ def _pointed_at(noun: Noun) -> tuple[Nominal, ...]:
 def _together(first: Nominal, second: Nominal) -> Nominal:
     """汤姆 和 玛丽."""
     words = first.subject + phrase("和", "and") + second.subject
-    return Nominal(words, words, OTHER, True, first.referents | second.referents)
+    return Nominal(words, words, OTHER, plural=True, referents=first.referents | second.referents)
 
 
 POINTERS = (("这", "this"), ("那", "that"), ("这些", "these"), ("那些", "those"))
@@ -102,9 +103,10 @@ NAMED = tuple(_person(phrase(*name), name[0]) for name in NAMES)
 RELATIVES = tuple(_relative(owner, noun) for owner in OWNERS if not owner.endswith("们") for noun in FAMILY)
 ACQUAINTANCES = tuple(_companion(owner, noun) for owner in OWNERS for noun in COMPANIONS)
 STRANGERS = tuple(person for noun in (*OCCUPATIONS, *CHILDREN) for person in _pointed_at(noun))
-YOU = PRONOMINALS[1]
+ME, YOU, WE = PRONOMINALS[0], PRONOMINALS[1], PRONOMINALS[4]
 PAIRS = tuple(_together(first, second) for first, second in permutations(NAMED, 2))
 WHO = Nominal(phrase("谁", "who"), phrase("谁", "who"), THIRD)
+WHAT = phrase("什么", "what")
 
 Groups = tuple[tuple[Nominal, ...], ...]
 _SUBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS, PAIRS)
@@ -113,7 +115,7 @@ _OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
 
 def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
     """Somebody who does something, and is none of those excluded."""
-    return _anybody(random, _SUBJECTS, (42, 16, 20, 8, 10, 4), excluded)
+    return _anybody(random, _SUBJECTS, (42, 58, 78, 86, 96, 100), excluded)
 
 
 def asked(random: Random) -> Nominal:
@@ -123,12 +125,12 @@ def asked(random: Random) -> Nominal:
 
 def somebody(random: Random, but: Nominal) -> Nominal:
     """Somebody to whom something is done: not the subject."""
-    return _anybody(random, _OBJECTS, (46, 18, 14, 10, 12), but.referents)
+    return _anybody(random, _OBJECTS, (46, 64, 78, 88, 100), but.referents)
 
 
-def _anybody(random: Random, groups: Groups, weights: tuple[int, ...], excluded: frozenset[str]) -> Nominal:
+def _anybody(random: Random, groups: Groups, cumulative: tuple[int, ...], excluded: frozenset[str]) -> Nominal:
     while True:
-        (group,) = random.choices(groups, weights)
+        (group,) = random.choices(groups, cum_weights=cumulative)
         person = random.choice(group)
         if not person.referents & excluded:
             return person
@@ -137,9 +139,7 @@ def _anybody(random: Random, groups: Groups, weights: tuple[int, ...], excluded:
 # --- things --------------------------------------------------------------------------------------------------
 
 NOUNS = {noun.source: noun for noun in THINGS}
-_ATTRIBUTES = {
-    noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS
-}
+_ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS}
 
 
 @cache
@@ -167,6 +167,16 @@ def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = N
 def many(noun: Noun) -> Nominal:
     """很多 书 / a lot of books."""
     return inanimate(phrase("很多", "a lot of") + bare(noun).object, _bare_agreement(noun))
+
+
+@cache
+def how_many(noun: Noun) -> Phrase:
+    """几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
+    if noun.container:
+        amount = phrase(f"几 {noun.measure}", f"how many {noun.container[1]} of", "0-0 0-1 1-2 1-3")
+    else:
+        amount = phrase(f"几 {noun.measure}", "how many")
+    return amount + phrase(noun.source, noun.many)
 
 
 @cache
@@ -209,15 +219,15 @@ def some(random: Random, noun: Noun) -> Nominal:
     return counted(noun, random.choice(NUMBERS))
 
 
-def definite(random: Random, noun: Noun) -> Nominal:
-    """This one, those, mine."""
-    if random.random() < 0.4:
-        return owned(noun, random.choice(OWNERS))
-    pointers = POINTERS[:2] if noun.container else POINTERS
-    pointer = random.choice(pointers)
+def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
+    """This one, those, mine; but not the property of the subject called by name: Tom eats Tom's apple."""
+    if noun.source not in NOT_OWNED and random.random() < 0.4:
+        owner = random.choice(OWNERS)
+        return owned(noun, "他" if owner in but.referents else owner)
+    pointer = random.choice(POINTERS[:2] if noun.container else POINTERS)
     return pointed_at(noun, pointer, _attribute(random, noun))
 
 
 def _attribute(random: Random, noun: Noun) -> Adjective | None:
     fitting = _ATTRIBUTES[noun.source]
-    return random.choice(fitting) if fitting and random.random() < 0.35 else None
+    return random.choice(fitting) if fitting and random.random() < 0.5 else None

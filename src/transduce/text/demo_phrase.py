@@ -2,7 +2,7 @@
 
 An inversion transduction grammar (Wu 1997, "Stochastic Inversion Transduction Grammars and Bilingual Parsing of
 Parallel Corpora") builds a sentence and its translation together: two phrases stand either in the same order in both
-languages, `a + b`, or in opposite orders, `swap(a, b)`. Word alignments come for free.
+languages, `a + b`, or in opposite orders, `swap(a, b)`. Word alignments come for free. NOTHING changes neither.
 """
 
 from functools import cache
@@ -24,6 +24,10 @@ class Phrase(msgspec.Struct, frozen=True):
 
     def __add__(self, following: "Phrase") -> "Phrase":
         """Both phrases in this order in both languages."""
+        if following is NOTHING:
+            return self
+        if self is NOTHING:
+            return following
         return Phrase(
             self.source + following.source,
             self.target + following.target,
@@ -31,8 +35,13 @@ class Phrase(msgspec.Struct, frozen=True):
         )
 
 
+NOTHING = Phrase((), (), ())
+
+
 def swap(first: Phrase, second: Phrase) -> Phrase:
     """Both phrases in this order in the source language, and in the opposite order in the target language."""
+    if first is NOTHING:
+        return second
     return Phrase(
         first.source + second.source,
         second.target + first.target,
@@ -48,6 +57,8 @@ def phrase(source: str, target: str, links: str = "") -> Phrase:
     that is not an article.
     """
     left, right = tuple(source.split()), tuple(target.split())
+    if not left and not right:
+        return NOTHING
     if links:
         pairs = [link.split("-") for link in links.split()]
         return Phrase(left, right, tuple((int(i), int(j)) for i, j in pairs))
@@ -55,9 +66,10 @@ def phrase(source: str, target: str, links: str = "") -> Phrase:
     return Phrase(left, right, tuple((i, j) for i in range(len(left)) for j in linked))
 
 
-NOTHING = phrase("", "")
 QUESTION_MARK = phrase("？", "?")
 
 
 def _shifted(links: Links, sources: int, targets: int) -> Links:
+    if not sources and not targets:
+        return links
     return tuple([(i + sources, j + targets) for i, j in links])

@@ -125,7 +125,8 @@ class ProgressDisplay:
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
         """Shows a validation, and one sample."""
-        scores = f" · BLEU {event.bleu:.1f} · chrF {event.chrf:.1f}" if event.bleu is not None else ""
+        measured = {"BLEU": event.bleu, "chrF": event.chrf}
+        scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
         mark = " · best so far" if best else ""
         self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
         for source, reference, translation in event.samples[:1]:
@@ -144,7 +145,7 @@ class ProgressDisplay:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them: 48 s, 3 min 20 s, 1 h 5 min."""
+    """Seconds as people say them: 48 s, 3 min 20 s, 1 h 05 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -195,7 +195,7 @@ class Trainer:
             self.display.say(f"{minutes:g} minutes are {self.steps:,} steps at the present rate.")
 
     def _is_due(self, every: int | None, last: bool) -> bool:
-        """Whether something that happens every so many steps happens now; None: twelve times a run."""
+        """Whether what happens every so many steps is due; None: twelve times a run, but at least 50 steps apart."""
         if every is None:
             if self.steps is None:
                 return False

@@ -1,0 +1,233 @@
+"""Tatoeba Chinese to English, ours against JoeyNMT 2.3.0: BLEU and chrF on test after the same minutes of training.
+
+    python benchmarks/tatoeba_zh_en.py                      # 45 minutes each; what is finished is not repeated
+    python benchmarks/tatoeba_zh_en.py --only joeynmt-256   # one of: ours, joeynmt-ours, joeynmt-256
+    python benchmarks/tatoeba_zh_en.py --quick              # one minute each, few dev and test sentences
+
+All get the same files and cores. Ours is `transduce train` with nothing said but the minutes. JoeyNMT has the settings of
+its own examples, a joint vocabulary of 8,000 pieces and batches of 4,096 tokens, in our shape and in 6+6 layers x 256;
+the better of the two on test is the peer. Validation is off JoeyNMT's clock, and on ours. The bar: 8 BLEU above the peer.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from choices import chosen_values, train_command
+from environments import peer_python
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+
+from transduce import score
+from transduce.durable import write_file
+from transduce.runtime.machine import detect_machine
+from transduce.text.files import read_lines
+
+BAR_BLEU = 8.0
+SOURCE, TARGET = "zh", "en"
+# JoeyNMT 2.3.0 leaves out two packages that it imports, and breaks on later versions of sentencepiece.
+JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
+JOEYNMT_SETTINGS = {
+    "vocabulary_size": 8000,
+    "batch_tokens": 4096,
+    "learning_rate": 0.001,
+    "warmup_steps": 400,
+    "beam_size": 5,
+    "seed": 42,
+}
+JOEYNMT_256: dict[str, float] = {
+    "num_encoder_layers": 6,
+    "num_decoder_layers": 6,
+    "d_model": 256,
+    "d_ff": 1024,
+    "num_heads": 4,
+    "dropout": 0.3,
+}
+RESULT = "result.json"
+PARTS = {"ours": "transduce", "joeynmt-ours": "JoeyNMT, our shape", "joeynmt-256": "JoeyNMT, 6+6 x 256"}
+
+
+class Work(NamedTuple):
+    """One size of the comparison."""
+
+    folder: Path
+    minutes: float
+    # JoeyNMT decodes without a cache: a part of the dev set is enough to choose its best checkpoint.
+    joeynmt_dev_lines: int
+    joeynmt_validations: int
+    # In a translation by JoeyNMT; the longest training sentence has 46.
+    most_pieces: int
+    # Of dev and test, for all; None: all of them.
+    lines: int | None
+
+
+def full_work(out: Path, minutes: float) -> Work:
+    """The comparison that the bar is for."""
+    return Work(out / f"{minutes:g}min", minutes, 500, 9, 60, None)
+
+
+def quick_work(out: Path) -> Work:
+    """The same on less work; a model after one minute knows nothing yet, and rambles to the longest length."""
+    return Work(out / "quick", 1.0, 40, 1, 20, 100)
+
+
+Files = dict[str, dict[str, Path]]
+
+
+def write_corpus(source: Callable[[str, str], Path], folder: Path, limits: dict[str, int | None]) -> Files:
+    """The corpus as plain files by part and language, each part cut to its limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: Files = {part: {side: folder / f"{part}.{side}" for side in (SOURCE, TARGET)} for part in limits}
+    for part, limit in limits.items():
+        for side, path in files[part].items():
+            lines = itertools.islice(read_lines(source(part, side)), limit)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return files
+
+
+def training_files(files: Files) -> dict[str, str]:
+    """The corpus as options of `transduce train`."""
+    options = {"source": ("train", SOURCE), "target": ("train", TARGET)}
+    options |= {"dev-source": ("dev", SOURCE), "dev-target": ("dev", TARGET)}
+    return {option: str(files[part][side]) for option, (part, side) in options.items()}
+
+
+def run_ours(work: Work, folder: Path, files: Files) -> dict[str, Any]:
+    """Trains with everything chosen by itself, resumed where it was cut, and translates by the default search."""
+    model, evaluated = folder / "model", folder / "evaluation.json"
+    command = train_command(training_files(files), model)
+    subprocess.run([*command, "--minutes", str(work.minutes), "--device", "cpu", "--resume"], check=True)
+    command = [sys.executable, "-m", "transduce", "evaluate", str(model), "--device", "cpu", "--json", str(evaluated)]
+    command += ["--source", str(files["test"][SOURCE]), "--reference", str(files["test"][TARGET])]
+    subprocess.run([*command, "--output", str(folder / "test.hypotheses")], check=True)
+    events = [json.loads(line) for line in read_lines(model / "metrics.jsonl")]
+    last = [event for event in events if event["event"] == "train"][-1]
+    training = {"steps": last["step"], "training_seconds": last["elapsed_seconds"]}
+    return {"scores": json.loads(evaluated.read_text(encoding="utf-8")), "training": training}
+
+
+def our_shape(work: Work, files: Files) -> dict[str, float]:
+    """The sizes of the model that `transduce train` chooses for this corpus."""
+    chosen = chosen_values(training_files(files), work.folder)
+    values = {name: chosen[f"model.{name}"] for name in JOEYNMT_256}
+    return {name: value if name == "dropout" else int(value) for name, value in values.items()}
+
+
+def run_joeynmt(work: Work, folder: Path, files: Files, shape: dict[str, float]) -> dict[str, Any]:
+    """Trains and translates in JoeyNMT's own environment; scored as ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = {"train": None, "dev": work.joeynmt_dev_lines, "test": None}
+    write_corpus(lambda part, side: files[part][side], folder / "data", limits)
+    plan = {
+        **shape,
+        **JOEYNMT_SETTINGS,
+        "data": str(folder / "data"),
+        "source": SOURCE,
+        "target": TARGET,
+        "most_pieces": work.most_pieces,
+        "training_seconds": 60.0 * work.minutes,
+        "validations": work.joeynmt_validations,
+        "threads": detect_machine("cpu").threads,
+    }
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8", newline="\n")
+    script = Path(__file__).with_name("joeynmt_run.py")
+    subprocess.run([str(peer_python("joeynmt", JOEYNMT)), str(script), str(path)], check=True)
+    report_of_scores = score(
+        list(read_lines(folder / "test.hypotheses")),
+        list(read_lines(files["test"][TARGET])),
+        target_language=TARGET,
+        decoding={"beam_size": plan["beam_size"], "length_penalty": 1.0, "precision": "fp32"},
+    )
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return {"scores": msgspec.to_builtins(report_of_scores), "training": training, "plan": plan}
+
+
+def run_part(part: str, work: Work, files: Files) -> None:
+    """Runs one side, unless it is finished, and keeps its result."""
+    folder = work.folder / part
+    if (folder / RESULT).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if part == "ours":
+        result = run_ours(work, folder, files)
+    else:
+        shape = JOEYNMT_256 if part == "joeynmt-256" else our_shape(work, files)
+        result = run_joeynmt(work, folder, files, shape)
+    result |= {"minutes": work.minutes, "machine": machine()}
+    write_file(folder / RESULT, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def finished(work: Work) -> dict[str, dict[str, Any]]:
+    """The scores of the parts that are finished."""
+    results = {part: work.folder / part / RESULT for part in PARTS}
+    return {part: json.loads(path.read_text(encoding="utf-8")) for part, path in results.items() if path.exists()}
+
+
+def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
+    """The scores of every finished part; where all are, ours against the better JoeyNMT."""
+    rows = []
+    for part, result in results.items():
+        for metric in ("bleu", "chrf"):
+            found = result["scores"][metric]
+            rows.append(Row(f"Tatoeba zh-en, {PARTS[part]}, {found['metric']}", found["value"], found["metric"]))
+    if len(results) < len(PARTS):
+        return rows
+    values = {part: result["scores"]["bleu"]["value"] for part, result in results.items()}
+    ours = values.pop("ours")
+    peer = max(values, key=values.__getitem__)
+    difference = ours - values[peer]
+    rows.append(
+        Row(
+            "Tatoeba zh-en, above the better JoeyNMT",
+            difference,
+            "BLEU",
+            peer=PARTS[peer],
+            peer_value=values[peer],
+            bar=f">= +{BAR_BLEU:g}" if judged else None,
+            holds=difference >= BAR_BLEU if judged else None,
+        )
+    )
+    return rows
+
+
+def describe(part: str, result: dict[str, Any]) -> str:
+    """A part's training, scores and signatures, for people."""
+    training, scores = result["training"], result["scores"]
+    decoding = ", ".join(f"{name}={value}" for name, value in scores["decoding"].items()) or "the default search"
+    lines = [
+        f"{PARTS[part]}: {training['steps']:,} steps in {training['training_seconds']:,.0f} s of training; {decoding}"
+    ]
+    lines += [f"  {scores[m]['metric']} {scores[m]['value']:.2f}  {scores[m]['signature']}" for m in ("bleu", "chrf")]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs what is not finished, and reports."""
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=45.0, help="of training, each side")
+    options.add_argument("--only", choices=PARTS, help="run one side; the comparison is made once all are finished")
+    options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "tatoeba-zh-en")
+    said = options.parse_args()
+    work = quick_work(said.out) if said.quick else full_work(said.out, said.minutes)
+    print(machine(), file=sys.stderr)
+    limits = {"train": None, "dev": work.lines, "test": work.lines}
+    files = write_corpus(_original, work.folder / "data", limits)
+    for part in [said.only] if said.only else PARTS:
+        run_part(part, work, files)
+    results = finished(work)
+    for part, result in results.items():
+        print(describe(part, result), file=sys.stderr)
+    return report(make_rows(results, judged=not said.quick), said.json)
+
+
+def _original(part: str, side: str) -> Path:
+    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

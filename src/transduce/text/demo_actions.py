@@ -1,0 +1,301 @@
+"""Sentences about what people do: eat apples, wait for a friend, go to Beijing by train."""
+
+from itertools import accumulate
+from random import Random
+
+from transduce.text import demo_clauses as clauses
+from transduce.text.demo_clauses import Action, Frame, Question, said, whether
+from transduce.text.demo_lexicon import (
+    ANIMALS,
+    BASE,
+    EXPERIENCES,
+    FAR,
+    GIFTS,
+    GIVE,
+    GO,
+    HELPING_VERBS,
+    INTRANSITIVE_VERBS,
+    MEANS_FAR,
+    MEANS_NEARBY,
+    PAST,
+    PLACES,
+    PLAYED,
+    SKILLS,
+    SPOKEN,
+    TEACH,
+    TRAVEL_TIMES,
+    VERBS,
+    VISIT,
+    Noun,
+    Place,
+    Verb,
+)
+from transduce.text.demo_nominals import (
+    NOUNS,
+    WHO,
+    Nominal,
+    a_subject,
+    asked,
+    bare,
+    definite,
+    some,
+    somebody,
+)
+from transduce.text.demo_phrase import NOTHING, Phrase, phrase, swap
+
+Activity = tuple[Verb, Noun]
+
+ACTIVITIES: tuple[Activity, ...] = tuple((verb, NOUNS[noun]) for verb in VERBS for noun in verb.objects.split())
+
+
+# Verbs that take many nouns come more often, but not as many times more.
+_VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb in VERBS))
+
+
+def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
+    """Those with one of these Chinese verbs, and one of these nouns where some are named."""
+    chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
+    return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
+
+
+_EXPERIENCED = activities("吃 喝 写 学 打 踢 弹 骑 画", EXPERIENCES)
+_ANIMAL_ACTIVITIES = (*activities("吃", "鱼 鸡蛋 面包"), *activities("喝", "水 牛奶"))
+_PLACES = {place.source: place for place in PLACES}
+DESTINATIONS = tuple(place for place in PLACES if place.destination)
+_NEARBY = tuple(place for place in DESTINATIONS if place.source not in FAR)
+_ERRANDS = tuple(
+    (verb, noun, _PLACES[place])
+    for verb, noun in ACTIVITIES
+    for place in verb.places.split()
+    if verb.habitual and _PLACES[place].destination and place not in FAR
+)
+
+_FRAMES = (
+    (clauses.HABIT, 4),
+    (clauses.EVERY_TIME, 8),
+    (clauses.OFTEN, 5),
+    (clauses.ALWAYS, 2),
+    (clauses.NEVER, 3),
+    (clauses.DOES_NOT, 6),
+    (clauses.DID, 18),
+    (clauses.DID_NOT, 8),
+    (clauses.IS_DOING, 8),
+    (clauses.WILL, 8),
+    (clauses.WILL_NOT, 4),
+    (clauses.GOING_TO, 5),
+    (clauses.WANTS, 9),
+    (clauses.DOES_NOT_WANT, 5),
+    (clauses.LIKES, 7),
+    (clauses.DOES_NOT_LIKE, 4),
+    (clauses.CAN, 4),
+    (clauses.CANNOT, 4),
+    (clauses.MAY, 3),
+    (clauses.SHOULD, 4),
+    (clauses.SHOULD_NOT, 2),
+    (clauses.MUST, 3),
+)
+FRAMES = tuple(frame for frame, _ in _FRAMES)
+_FRAME_WEIGHTS = tuple(accumulate(weight for _, weight in _FRAMES))
+_GOING_FRAMES = (
+    clauses.EVERY_TIME,
+    clauses.OFTEN,
+    clauses.DOES_NOT,
+    clauses.DID,
+    clauses.DID,
+    clauses.DID_NOT,
+    clauses.WILL,
+    clauses.WILL_NOT,
+    clauses.GOING_TO,
+    clauses.WANTS,
+    clauses.DOES_NOT_WANT,
+    clauses.CANNOT,
+    clauses.SHOULD,
+    clauses.LIKES,
+)
+_GIVING_FRAMES = (clauses.DID, clauses.DID, clauses.WILL, clauses.WANTS, clauses.GOING_TO)
+_TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, clauses.EVERY_TIME, clauses.OFTEN)
+
+
+# --- parts ---------------------------------------------------------------------------------------------------
+
+
+def a_time(random: Random, frame: Frame | Question) -> Phrase:
+    """A time that fits, or nothing."""
+    if frame.times and (frame.timed or random.random() < 0.5):
+        return time_phrase(random.choice(frame.times))
+    return NOTHING
+
+
+def time_phrase(time: tuple[str, str, str]) -> Phrase:
+    """昨天 晚上 / last night."""
+    return phrase(*time)
+
+
+def located(place: Place) -> Phrase:
+    """在 学校 / at school."""
+    last = len(place.where.split()) - 1
+    return phrase(f"在 {place.source}", place.where, f"0-0 1-{last}")
+
+
+def early(random: Random) -> bool:
+    """Whether the time stands before the subject in Chinese."""
+    return random.random() < 0.5
+
+
+def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
+    """Something that the subject may do, as far as the frame allows."""
+    kind = random.random()
+    if kind < 0.11 and not frame.aspect:
+        return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
+    if kind < 0.22 and frame.definite:
+        verb = HELPING_VERBS[0] if frame.aspect else random.choice(HELPING_VERBS)
+        return with_adjuncts(random, subject, frame, Action(verb, somebody(random, subject).object))
+    verb, noun = an_activity(random, frame)
+    return with_adjuncts(random, subject, frame, Action(verb, a_thing(random, noun, frame, subject)))
+
+
+def an_activity(random: Random, frame: Frame | Question) -> Activity:
+    """A verb and a noun that it takes. What is not done habitually needs a frame for one occasion."""
+    once = frame.some or frame.definite
+    while True:
+        (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
+        if verb.habitual or once:
+            return verb, NOUNS[random.choice(verb.objects.split())]
+
+
+def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
+    """Apples, and where the frame allows it, three apples or this apple."""
+    kind = random.random()
+    if noun.measure and frame.some and kind < 0.35:
+        return some(random, noun).object
+    if noun.measure and frame.definite and kind > 0.7:
+        return definite(random, noun, subject).object
+    return bare(noun).object
+
+
+def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
+    """The action with a place or company, or neither."""
+    kind = random.random()
+    if not frame.adjuncts or kind > 0.4:
+        return action
+    if kind < 0.3:
+        return _at_a_place(random, action)
+    return _in_company(random, subject, action)
+
+
+def _at_a_place(random: Random, action: Action) -> Action:
+    place = _PLACES[random.choice(action.verb.places.split())]
+    return Action(action.verb, action.object, located(place))
+
+
+def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
+    """和 汤姆 一起: no third person where there are two already."""
+    if subject.plural or action.verb in HELPING_VERBS:
+        return action
+    companion = somebody(random, subject)
+    together = swap(phrase("和", "with") + companion.object, phrase("一起", "together"))
+    return Action(action.verb, action.object, company=together)
+
+
+# --- statements ----------------------------------------------------------------------------------------------
+
+
+def statement(random: Random) -> Phrase:
+    """昨天我吃了苹果."""
+    (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
+    subject = a_subject(random)
+    return said(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
+
+
+def scene(random: Random) -> Phrase:
+    """昨天他在公司工作."""
+    verb = random.choice(INTRANSITIVE_VERBS)
+    action = _at_a_place(random, Action(verb))
+    frame = clauses.WAS_DOING
+    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+
+
+def experience(random: Random) -> Phrase:
+    """我吃过饺子, 我没去过北京."""
+    frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
+    return said(a_subject(random), frame, an_experience(random))
+
+
+def an_experience(random: Random) -> Action:
+    if random.random() < 0.15:
+        return Action(VISIT, destination(random.choice([p for p in DESTINATIONS if p.source in FAR])))
+    verb, noun = random.choice(_EXPERIENCED)
+    return Action(verb, bare(noun).object)
+
+
+def skill(random: Random) -> Phrase:
+    """他会游泳, 你会说中文吗."""
+    action = a_skill(random)
+    if random.random() < 0.3:
+        return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
+    frame = random.choice((clauses.KNOWS_HOW, clauses.KNOWS_HOW, clauses.DOES_NOT_KNOW_HOW, clauses.ALSO_KNOWS_HOW))
+    return said(a_subject(random), frame, action)
+
+
+def a_skill(random: Random) -> Action:
+    verb = random.choice((*SKILLS, *SKILLS, SPOKEN, SPOKEN, SPOKEN, PLAYED))
+    return Action(verb, bare(NOUNS[random.choice(verb.objects.split())]).object if verb.objects else NOTHING)
+
+
+def animal(random: Random) -> Phrase:
+    """我的猫喜欢吃鱼."""
+    subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
+    frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
+    verb, noun = random.choice(_ANIMAL_ACTIVITIES)
+    return said(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
+
+
+# --- going, giving, teaching ---------------------------------------------------------------------------------
+
+
+def destination(place: Place) -> Phrase:
+    return phrase(place.source, place.destination)
+
+
+def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
+    """去北京, 坐火车去北京, 去商店买苹果."""
+    kind = random.random()
+    if kind < 0.45 and not frame.aspect:
+        verb, noun, place = random.choice(_ERRANDS)
+        purpose = phrase("", "to") + clauses.verb_phrase(verb, BASE) + bare(noun).object
+        return Action(GO, destination(place) + purpose)
+    place = random.choice(DESTINATIONS if time.source in TRAVEL_TIMES else _NEARBY)
+    # 了 does not go with the means: 他是坐火车去的 would be another sentence.
+    if kind > 0.6 or frame.aspect:
+        return Action(GO, destination(place))
+    means = random.choice(MEANS_FAR if place.source in FAR else MEANS_NEARBY)
+    return Action(GO, destination(place), phrase(*means))
+
+
+def going(random: Random) -> Phrase:
+    """我每天坐公交车去学校, 明天我想去商店买苹果."""
+    frame = random.choice(_GOING_FRAMES)
+    time = a_time(random, frame)
+    return said(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
+
+
+def errand(random: Random) -> Phrase:
+    """昨天我去商店买了苹果."""
+    verb, noun, place = random.choice(_ERRANDS)
+    bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
+    action = Action(GO, destination(place) + phrase("", "and") + bought)
+    frame = clauses.WENT
+    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+
+
+def giving(random: Random) -> Phrase:
+    """他给了我一本书, 老师正在教我们中文."""
+    subject = a_subject(random)
+    receiver = somebody(random, subject).object
+    if random.random() < 0.65:
+        frame = random.choice(_GIVING_FRAMES)
+        action = Action(GIVE, receiver + some(random, NOUNS[random.choice(GIFTS.split())]).object)
+    else:
+        frame = random.choice(_TEACHING_FRAMES)
+        action = Action(TEACH, receiver + bare(NOUNS[random.choice(TEACH.objects.split())]).object)
+    return said(subject, frame, action, a_time(random, frame), early(random))

@@ -1,0 +1,349 @@
+"""The command line: what goes where, what a mistake says, and what scripts rely on."""
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import VERBS, main
+from transduce.evaluation.scores import score
+from transduce.runtime.translator import Translator
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Standard input that is no terminal, in a locale that knows ASCII only."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+
+
+# --- verbs and options -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb(capsys: Capture, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: transduce VERB [options]")
+    assert all(f"  {verb} " in out and purpose in out for verb, purpose in VERBS.items())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(capsys: Capture, verb: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"])
+    assert left.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"usage: transduce {verb}" in out
+    assert VERBS[verb][1:] in out
+    assert "--device" in out
+    assert "--threads" in out
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("transduce 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
+        (["tranlsate", "x"], "transduce: There is no verb `tranlsate`: did you mean `translate`?\n"),
+        (["qqq"], "transduce: There is no verb `qqq`: the verbs are demo, train, "),
+        (["--versoin"], "there is no option --versoin; did you mean --version? (see transduce --help)"),
+        (["translate", "m", "--bem-size", "4"], "there is no option --bem-size; did you mean --beam-size?"),
+        (["translate", "m", "--beam_size=4"], "there is no option --beam_size; did you mean --beam-size?"),
+        (["train", "--out", "o", "--sorce", "x"], "there is no option --sorce; did you mean --source?"),
+        (["train", "--sorce", "x"], "there is no option --sorce; did you mean --source?"),
+        (["evaluate", "m", "--source", "s", "--reference", "r", "--zzz"], "there is no option --zzz (see transduce"),
+        (["translate"], "the following arguments are required: model"),
+        (["train", "--source", "x"], "the following arguments are required: --out"),
+        (["translate", "m", "--beam-size", "four"], "argument --beam-size: invalid int value: 'four'"),
+        (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
+        (["translate", "m", "-q"], "unrecognized arguments: -q"),
+        (["translate", "m", "--beam"], "there is no option --beam; did you mean --beam-size?"),
+    ],
+)
+def test_a_mistyped_word_gets_one_line_and_code_2(capsys: Capture, arguments: list[str], message: str) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as left:
+        code = left.code  # type: ignore[assignment]
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+# --- train -----------------------------------------------------------------------------------------------------
+
+
+def test_train_with_a_settings_file_set_and_options(
+    capsys: Capture, toy_corpus: Path, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    settings = write_lines("s.toml", ["[training]", "steps = 10", "seed = 7", "[model]", "d_model = 64"])
+    code = main([
+        "train", str(settings), "--out", str(tmp_path / "m"), "--dry-run", "--steps", "30",
+        "--set", "model.dropout=0.05",
+        "--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en"), "--threads", "1",
+        "--precision", "fp32", "--preset", "small", "--device", "cpu",
+    ])  # fmt: skip
+    captured = capsys.readouterr()
+    assert code == 0
+    assert captured.out == ""
+    said = [line.split() for line in captured.err.split("\n")]
+    for name, value in {
+        "training.steps": "30", "model.d_model": "64", "model.dropout": "0.05", "training.precision": "fp32",
+        "preset": "small",
+    }.items():  # fmt: skip
+        assert [name, value, "as", "you", "said"] in said
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both say when to stop"),
+        (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
+        (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
+        (["--minutes", "nan"], "`training.minutes` must be greater than 0, but is nan"),
+        (["--preset", "huge"], "`preset` must be one of tiny, small, base, big, paper-base, paper-big, but is `huge`"),
+        (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
+        (["--set", "model.d_model"], "`--set` takes a key and a value"),
+        (["--set", "data=5"], "`data.source` stands in the table `data`, but that was given the value 5"),
+        (["--threads", "0"], "`threads` must be at least 1, but is 0"),
+        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `tpu`"),
+        (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
+        (["--source", "nowhere.zh"], "nowhere.zh does not exist: check the file's name."),
+        (["missing.toml"], "The settings file missing.toml cannot be read: No such file or directory."),
+    ],
+)
+def test_a_mistake_in_training_is_one_sentence_and_leaves_nothing(
+    capsys: Capture, toy_corpus: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    files = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    code = main(["train", *files, "--out", str(tmp_path / "m"), *options])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert f"transduce: {message}" in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_that_is_a_file_is_one_sentence(capsys: Capture, toy_corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").write_text("mine", "utf-8")
+    files = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    assert main(["train", *files, "--out", str(tmp_path / "m"), "--set", "tokenizer.vocabulary_size=600"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert (tmp_path / "m").read_text("utf-8") == "mine"
+
+
+# --- translate -------------------------------------------------------------------------------------------------
+
+ODD_LINES = [
+    "我喜欢苹果。".encode(),
+    b"",
+    "我吃鱼。\u2028你吃鱼。\u0085".encode(),
+    b"\r",
+    "你\r买书。".encode(),
+    "🙂🙃".encode(),
+    b"\xff\xfe bytes",
+    b"   ",
+    "他买茶".encode(),
+]
+
+
+@pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
+def test_a_line_out_for_a_line_in(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, trained: Path, final: bytes
+) -> None:
+    content = b"\n".join(ODD_LINES) + final
+    feed(monkeypatch, content)
+    assert main(["translate", str(trained), *COMPUTING]) == 0
+    captured = capsysbinary.readouterr()
+    lines = captured.out.split(b"\n")
+    assert lines.pop() == b""
+    assert len(lines) == len(ODD_LINES) + (final == b"\n\n")
+    assert lines[1] == lines[3] == lines[7] == b""
+    assert lines[0]
+    assert captured.err == b"Standard input, line 7: what is not UTF-8 was read as U+FFFD.\n"
+
+
+def test_standard_input_and_a_file_give_the_same(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path, translator: Translator
+) -> None:
+    content = (toy_corpus / "dev.zh").read_bytes()
+    feed(monkeypatch, b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    assert main(["translate", str(trained), *COMPUTING]) == 0
+    piped = capsys.readouterr().out
+    assert main(["translate", str(trained), str(toy_corpus / "dev.zh"), *COMPUTING]) == 0
+    assert capsys.readouterr().out == piped
+    expected = translator(content.decode().split("\n")[:-1])
+    assert piped == "".join(f"{translation.text}\n" for translation in expected)
+
+
+def test_nothing_in_is_nothing_out(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    feed(monkeypatch, b"")
+    assert main(["translate", str(trained), *COMPUTING]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_alternatives_carry_number_and_score(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    feed(monkeypatch, "我吃鱼。\n\n你吃鱼。\n".encode())
+    assert main(["translate", str(trained), "--n-best", "2", "--beam-size", "3", *COMPUTING]) == 0
+    rows = [line.split(" ||| ") for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
+    assert float(rows[0][2]) >= float(rows[1][2])
+
+
+def test_portions_keep_the_order(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path
+) -> None:
+    lines = (toy_corpus / "dev.zh").read_bytes().split(b"\n")[:12]
+    outputs = []
+    for size in (1024, 5):
+        monkeypatch.setattr("transduce.commands.translate._LINES_AT_ONCE", size)
+        feed(monkeypatch, b"\n".join(lines))
+        assert main(["translate", str(trained), "--beam-size", "1", *COMPUTING]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("\n") == 12
+
+
+def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"ok\n\xff\n")
+    for arguments, message in (
+        ([str(tmp_path / "nowhere")], "A model folder holds a config.json, but "),
+        ([str(trained), str(tmp_path / "nowhere.txt")], "nowhere.txt does not exist: check the file's name."),
+        ([str(trained), str(tmp_path)], "is a folder, but a text file is needed"),
+        ([str(trained), str(bad)], "bad.txt:2: files must be UTF-8"),
+        ([str(trained), str(bad), "--beam-size", "0"], "`beam_size` must be at least 1, but is 0."),
+        ([str(trained), str(bad), "--n-best", "9"], "`n_best` must be between 1 and `beam_size` (4), but is 9"),
+        ([str(trained), "--threads", "0"], "`threads` must be at least 1, but is 0."),
+    ):
+        assert main(["translate", *arguments, "--precision", "fp32"]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+
+
+# --- evaluate and compare --------------------------------------------------------------------------------------
+
+
+def test_evaluate_prints_scores_with_signature_and_decoding(
+    capsys: Capture, trained: Path, toy_corpus: Path, translator: Translator, tmp_path: Path
+) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    output = tmp_path / "out.en"
+    assert main(["evaluate", str(trained), *files, "--beam-size", "2", "--output", str(output), *COMPUTING]) == 0
+    captured = capsys.readouterr()
+    sources, references = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
+    texts = [translation.text for translation in translator(sources, beam_size=2)]
+    report = score(texts, references, target_language="en")
+    assert f"BLEU {report.bleu.value:.2f}  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in captured.out
+    assert f"chrF {report.chrf.value:.2f}  nrefs:1" in captured.out
+    assert "decoding: beam_size=2, length_penalty=0.6, precision=fp32" in captured.out
+    assert captured.err.startswith("50 sentences in ")
+    assert output.read_bytes() == "".join(f"{text}\n" for text in texts).encode()
+
+
+def test_evaluate_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    arguments = ["evaluate", str(trained), *files, "--beam-size", "1", *COMPUTING]
+    assert main([*arguments, "--json", "-"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--json", str(tmp_path / "scores.json")]) == 0
+    assert "BLEU" in capsys.readouterr().out
+    assert json.loads((tmp_path / "scores.json").read_bytes()) == printed
+    assert printed["bleu"]["signature"].startswith("nrefs:1")
+    assert printed["decoding"] == {"beam_size": 1, "length_penalty": 0.6, "precision": "fp32"}
+    assert printed["sentences"] == 50
+
+
+def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
+    references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
+    good = write_lines("good.en", references)
+    bad = write_lines("bad.en", [line.replace("the", "a").replace("I ", "we ") for line in references])
+    files = ["--reference", str(toy_corpus / "dev.en"), "--resamples", "200"]
+    assert main(["compare", str(bad), str(good), *files]) == 0
+    out = capsys.readouterr().out
+    assert "good.en" in out
+    assert "bad.en" in out
+    assert main(["compare", str(bad), str(good), *files, "--json", "-"]) == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert "p_randomisation" in json.dumps(comparison)
+
+
+def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    arguments = ["compare", str(trained), str(copy), *files, "--resamples", "100", "--beam-size", "1", *COMPUTING]
+    assert main([*arguments, "--json", "-"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert '"difference": 0.0' in json.dumps(metrics)
+    assert main(arguments) == 0
+    assert "toy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "MODEL", "--source", "SHORT", "--reference", "DEV"], "there are 2 sources and 50 references"),
+        (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
+        (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
+        (
+            ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--json", "no/where.json"],
+            "there is no folder no.",
+        ),
+        (["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "."], "it is a folder."),
+        (["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"], "13b"),
+        (
+            ["compare", "MODEL", "SHORT", "--reference", "DEV"],
+            "is a model, which needs sentences to translate: give --source",
+        ),
+        (["compare", "SHORT", "SHORT", "--reference", "DEV"], "2"),
+        (["compare", "nowhere", "SHORT", "--reference", "SHORT"], "nowhere does not exist"),
+        (
+            ["compare", "MODEL", "DEV", "--reference", "DEV", "--source", "SHORT"],
+            "there are 2 sources and 50 references",
+        ),
+        (["compare", "DEV", "DEV", "--reference", "DEV", "--resamples", "5"], "5"),
+    ],
+)
+def test_mistakes_in_scoring(
+    capsys: Capture, trained: Path, toy_corpus: Path, write_lines: WriteLines, arguments: list[str], message: str
+) -> None:
+    places = {
+        "MODEL": str(trained),
+        "DEV": str(toy_corpus / "dev.en"),
+        "SHORT": str(write_lines("short.en", ["one", "two"])),
+    }
+    assert main([*(places.get(word, word) for word in arguments), "--max-length", "3", "--beam-size", "1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("transduce: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    assert main(["demo", "--again", "--out", str(tmp_path)]) == 2
+    assert "`--again` removes a run, but " in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").exists()

@@ -1,0 +1,141 @@
+"""What a model attends to: the model's own weights, grouped by words, drawn in columns that stand under each other."""
+
+import numpy as np
+import pytest
+import torch
+from rich.cells import cell_len
+
+from transduce.inspection.attention import AttentionMaps, WordAttention, attention_maps, group_words, word_attention
+from transduce.inspection.terminal import draw_attention
+from transduce.runtime.translator import Translator
+
+SENTENCE, TRANSLATION = "今天老师喜欢苹果。", "the teacher like apples today."
+
+
+@pytest.fixture(scope="module")
+def maps(translator: Translator) -> AttentionMaps:
+    return attention_maps(translator, SENTENCE, TRANSLATION)
+
+
+def test_shapes_and_rows(maps: AttentionMaps, translator: Translator) -> None:
+    config = translator.model.config
+    source, target = len(maps.source_pieces), len(maps.target_pieces)
+    assert maps.encoder.shape == (config.num_encoder_layers, config.num_heads, source, source)
+    assert maps.decoder.shape == (config.num_decoder_layers, config.num_heads, target, target)
+    assert maps.memory.shape == (config.num_decoder_layers, config.num_heads, target, source)
+    for weights in (maps.encoder, maps.decoder, maps.memory):
+        assert np.allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
+        assert weights.min() >= 0.0
+
+
+def test_pieces_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
+    assert "".join(maps.source_pieces).replace("▁", "") == SENTENCE + "</s>"
+    assert "".join(maps.target_pieces).replace("▁", " ").strip() == TRANSLATION + "</s>"
+
+
+def test_nobody_looks_ahead(maps: AttentionMaps) -> None:
+    assert np.triu(maps.decoder, k=1).max() == 0.0
+    assert np.tril(maps.decoder).max() > 0.0
+
+
+def test_the_first_layer_is_what_its_projections_say(maps: AttentionMaps, translator: Translator) -> None:
+    """softmax(Q Kᵀ / √d_k) of the encoder's first layer, computed here from the weights alone."""
+    model, config = translator.model, translator.model.config
+    ids = [translator.tokenizer.source.id(piece) for piece in maps.source_pieces]
+    with torch.inference_mode():
+        x = model.source_embedding(torch.tensor([ids]), model.source_weight)
+        weights = dict(model.named_parameters())
+        norm = "encoder_layers.0.self_attention_residual.norm_before"
+        shape = [config.d_model]
+        x = torch.nn.functional.layer_norm(x, shape, weights[f"{norm}.weight"], weights[f"{norm}.bias"])
+        matrix = weights["encoder_layers.0.self_attention.projection.weight"]
+        bias = weights["encoder_layers.0.self_attention.projection.bias"]
+        query, key, _ = (x[0] @ matrix.T + bias).split(config.d_model, dim=-1)
+        for head in range(config.num_heads):
+            part = slice(head * config.key_width, (head + 1) * config.key_width)
+            scores = query[:, part] @ key[:, part].T / config.key_width**0.5
+            assert np.allclose(maps.encoder[0, head], scores.softmax(dim=-1).numpy(), atol=1e-5)
+
+
+def test_without_a_translation_it_is_the_models_own(translator: Translator) -> None:
+    own = translator(SENTENCE).text
+    assert attention_maps(translator, SENTENCE).target_pieces == attention_maps(translator, SENTENCE, own).target_pieces
+
+
+@pytest.mark.parametrize(("source", "target"), [("", "fish."), (SENTENCE, ""), ("", "")])
+def test_an_empty_side_has_no_words(translator: Translator, source: str, target: str) -> None:
+    words = word_attention(attention_maps(translator, source, target))
+    assert words.weights.shape == (len(words.target_words), len(words.source_words))
+    assert words.weights.size == 0
+    assert isinstance(draw_attention(words), str)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words", "groups"),
+    [
+        (
+            ["▁the", "▁teach", "er", "▁likes", "▁fish", "."],
+            ["the", "teacher", "likes", "fish."],
+            [[0], [1, 2], [3], [4, 5]],
+        ),
+        (["▁He", "llo"], ["Hello"], [[0, 1]]),
+        (["▁我", "喜欢", "苹果", "。"], ["我", "喜欢", "苹果", "。"], [[0], [1], [2], [3]]),
+        (["▁", "今天", "我"], ["今天", "我"], [[1], [2]]),
+        (["▁", "x", "yz"], ["xyz"], [[0, 1, 2]]),
+        (["▁我", "用", "Py", "thon", "写"], ["我", "用", "Python", "写"], [[0], [1], [2, 3], [4]]),
+        (["▁我", "<0xE9>", "<0xBE>", "<0x98>", "吃"], ["我", "龘", "吃"], [[0], [1, 2, 3], [4]]),
+        (["▁"], [], []),
+        ([], [], []),
+    ],
+)
+def test_words(pieces: list[str], words: list[str], groups: list[list[int]]) -> None:
+    assert group_words(pieces) == (tuple(words), groups)
+
+
+def test_words_take_the_sum_over_source_pieces_and_the_mean_over_target_pieces() -> None:
+    memory = np.array([[[[0.1, 0.2, 0.6, 0.1], [0.5, 0.1, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]]]], dtype=np.float32)
+    nothing = np.zeros((1, 1, 0, 0), dtype=np.float32)
+    maps = AttentionMaps(("▁a", "b", "▁c", "</s>"), ("▁x", "y", "</s>"), nothing, nothing, memory)
+    words = word_attention(maps)
+    assert (words.source_words, words.target_words) == (("ab", "c"), ("xy",))
+    assert np.allclose(words.weights, [[(0.3 + 0.6) / 2, (0.6 + 0.2) / 2]])
+
+
+def test_a_decided_head_counts_more() -> None:
+    even = [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+    decided = [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    memory = np.array([[even, decided]], dtype=np.float32)
+    nothing = np.zeros((1, 2, 0, 0), dtype=np.float32)
+    words = word_attention(AttentionMaps(("▁a", "▁b", "</s>"), ("▁x", "</s>"), nothing, nothing, memory))
+    # The even head weighs 0.5², the decided one 1².
+    assert np.allclose(words.weights, [[(0.25 * 0.5 + 1.0) / 1.25, 0.25 * 0.5 / 1.25]])
+
+
+def test_the_drawing_stands_in_columns() -> None:
+    weights = np.array([[1.0, 0.0, 0.0], [0.0, 0.25, 1.0], [0.5, 1.0, 0.25]], dtype=np.float32)
+    attention = WordAttention(("我", "喜欢", "tea"), ("I", "like", "茶茶茶"), weights)
+    lines = draw_attention(attention).split("\n")
+    # Where each column begins, in cells: names are as wide as the widest (6), then two spaces; 2 + 1, 4 + 1, 3.
+    assert lines[0] == " " * 8 + "我 喜欢 tea"
+    assert lines[1] == "     I  ██"
+    assert lines[2] == "  like     ░░   ██"
+    assert lines[3] == "茶茶茶  ▒▒ ██   ░░"
+
+
+@pytest.mark.parametrize("words", [("猫", "a", "很长的词"), ("a",), ("ｱｲｳ", "é", "中")])
+def test_columns_begin_in_the_same_cell_in_every_row(words: tuple[str, ...]) -> None:
+    weights = np.eye(len(words), dtype=np.float32)
+    lines = draw_attention(WordAttention(words, words, weights)).split("\n")
+    starts = [cell_len(lines[0][: lines[0].index(word, len(lines[0]) - len(lines[0].lstrip()))]) for word in words]
+    for row, line in enumerate(lines[1:]):
+        assert cell_len(line[: line.index("█")]) == starts[row]
+        assert line.endswith("██")
+
+
+def test_a_real_drawing_has_a_row_for_every_word(maps: AttentionMaps) -> None:
+    words = word_attention(maps)
+    assert words.target_words == ("the", "teacher", "like", "apples", "today.")
+    assert "".join(words.source_words) == SENTENCE
+    lines = draw_attention(words).split("\n")
+    assert len(lines) == 6
+    assert all(line.count("█") >= 2 for line in lines[1:])  # the most looked-at word of each row

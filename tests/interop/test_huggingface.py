@@ -1,0 +1,195 @@
+"""A model folder is Hugging Face's: its classes open it offline, and compute what we compute."""
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.interop.huggingface import class_for, config_json, derived_names, expected_names, to_folder_names
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.runtime.folder import write_model_folder
+from transduce.runtime.translator import Translator, load, pad
+
+OpenFolder = Callable[[Path], tuple[Any, Any]]
+
+
+def make_config(**changes: Any) -> ModelConfig:
+    shape: dict[str, Any] = {
+        "source_vocabulary_size": 300,
+        "target_vocabulary_size": 300,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 3,
+        "d_model": 16,
+        "d_ff": 24,
+        "num_heads": 4,
+    }
+    return ModelConfig(**(shape | changes))
+
+
+# --- names and configuration, with no other library ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "PegasusForConditionalGeneration"),
+        ({"norm_order": "post"}, "MarianMTModel"),
+        ({"activation": "gelu"}, "PegasusForConditionalGeneration"),
+        ({"activation": "swiglu"}, None),
+        ({"positions": "none"}, None),
+        ({"bias": False}, None),
+        ({"tie_output": False}, None),
+        ({"tie_source_target": False}, None),
+        ({"d_k": 8}, None),
+        ({"d_v": 8}, None),
+        ({"norm_epsilon": 1e-6}, None),
+    ],
+)
+def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | None) -> None:
+    config = make_config(**changes)
+    assert class_for(config) == name
+    content = config_json(config)
+    assert content.get("architectures") == (None if name is None else [name])
+    assert content["transduce"]["d_model"] == 16
+
+
+def test_the_configuration_in_the_classs_own_words() -> None:
+    content = config_json(make_config(dropout=0.2))
+    assert content["model_type"] == "pegasus"
+    assert content["normalize_before"] is True
+    assert (content["encoder_layers"], content["decoder_layers"], content["encoder_ffn_dim"]) == (2, 3, 24)
+    assert (content["pad_token_id"], content["eos_token_id"], content["decoder_start_token_id"]) == (0, 1, 0)
+    assert content["dropout"] == 0.2
+    assert config_json(make_config(norm_order="post"))["normalize_before"] is False
+
+
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
+def test_every_tensor_has_one_name_and_none_is_lost(norm_order: str) -> None:
+    config = make_config(norm_order=norm_order)
+    weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
+    renamed = to_folder_names(weights, config)
+    for name, tensor in weights.items():
+        parts = [renamed[part] for part in expected_names(name, config)]
+        assert torch.equal(torch.cat(parts), tensor)
+    names = [part for name in weights for part in expected_names(name, config)]
+    assert len(names) == len(set(names))
+    assert set(renamed) - set(names) <= derived_names(config)
+    assert "model.encoder.layers.0.self_attn.q_proj.weight" in names
+    assert "model.decoder.layers.2.encoder_attn.out_proj.bias" in names
+    assert ("model.encoder.layer_norm.weight" in names) == (norm_order == "pre")
+
+
+def test_positions_are_written_as_sines_then_cosines() -> None:
+    config = make_config()
+    weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
+    table = to_folder_names(weights, config)["model.encoder.embed_positions.weight"]
+    assert table.shape == (1024, 16)
+    assert torch.allclose(table[3, :2], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).sin())
+    assert torch.allclose(table[3, 8:10], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).cos())
+
+
+def test_a_model_of_no_class_keeps_our_names() -> None:
+    config = make_config(activation="swiglu")
+    weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
+    assert set(to_folder_names(weights, config)) == set(weights)
+    assert derived_names(config) == set()
+    assert config_json(config)["model_type"] == "transduce"
+
+
+# --- opened there ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def open_folder() -> OpenFolder:
+    """Opens a folder by Hugging Face's automatic classes, without a network."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transduce[hf]'")
+    library = importlib.import_module("transformers")
+    library.logging.disable_progress_bar()
+
+    def open_it(folder: Path) -> tuple[Any, Any]:
+        model, notes = library.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(notes.values()), notes  # no tensor missing, left over, or of another shape
+        return library.AutoTokenizer.from_pretrained(folder), model.eval()
+
+    return open_it
+
+
+def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs: Tensor) -> float:
+    """The greatest difference of a logit, on positions that are not padding."""
+    pad_id = translator.model.config.pad_id
+    with torch.no_grad():
+        our_logits = translator.model(sources, inputs)
+        their_logits = theirs(
+            input_ids=sources, attention_mask=(sources != pad_id).long(), decoder_input_ids=inputs
+        ).logits
+    present = inputs != pad_id
+    present[:, 0] = True
+    return float((our_logits - their_logits)[present].abs().max())
+
+
+@pytest.mark.filterwarnings("default")  # what that library warns of is not ours
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("scale_embeddings", [True, False])
+def test_the_same_logits(
+    open_folder: OpenFolder,
+    translator: Translator,
+    tmp_path: Path,
+    norm_order: str,
+    activation: str,
+    scale_embeddings: bool,
+) -> None:
+    config = make_config(norm_order=norm_order, activation=activation, scale_embeddings=scale_embeddings)
+    model = Transformer(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, which start at 0 and 1
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    write_model_folder(
+        tmp_path,
+        weights={name: parameter.detach() for name, parameter in model.named_parameters()},
+        config=config,
+        tokenizer=translator.tokenizer,
+        languages=("zh", "en"),
+        documents={},
+    )
+    ours = load(tmp_path, precision="fp32", device="cpu", threads=1)
+    _, theirs = open_folder(tmp_path)
+    assert type(theirs).__name__ == class_for(config)
+    sources = pad([[*range(5, 40), 1], [7, 8, 1], [9] * 20 + [1]], 0, torch.device("cpu"))
+    inputs = pad([[0, 5, 6, 7, 8], [0, *range(100, 130)], [0]], 0, torch.device("cpu"))
+    assert compare_logits(ours, theirs, sources, inputs) < 1e-5
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_trained_folder_opens_and_translates_alike(
+    open_folder: OpenFolder, translator: Translator, trained: Path, toy_corpus: Path
+) -> None:
+    tokenizer, theirs = open_folder(trained)
+    lines = [(toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]
+    ids = [[[*translator.tokenizer.source.encode(line), 1] for line in side] for side in lines]
+    assert tokenizer(lines[0])["input_ids"] == ids[0]
+    encoded = tokenizer(lines[0], padding=True, return_tensors="pt")
+    sources = pad(ids[0], 0, torch.device("cpu"))
+    assert torch.equal(encoded["input_ids"], sources)
+    inputs = pad([[0, *row[:-1]] for row in ids[1]], 0, torch.device("cpu"))
+    assert compare_logits(translator, theirs, sources, inputs) < 1e-5
+    written = theirs.generate(**encoded, num_beams=1, do_sample=False, max_length=60)
+    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert texts == [found.text for found in translator(lines[0], beam_size=1, max_length=59)]
+
+
+@pytest.mark.filterwarnings("default")
+def test_its_configuration_tells_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
+    _, theirs = open_folder(trained)
+    stored = json.loads((trained / "config.json").read_bytes())
+    assert theirs.config.transduce["norm_order"] == "pre" == stored["transduce"]["norm_order"]
+    assert theirs.generation_config.num_beams == 4
+    assert theirs.generation_config.bad_words_ids == [[0]]
