@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.resume import override, read_resolved
+from transduce.tasks.resume import override, read_stored
 
 
 def test_steps_may_be_said_anew(trained: Path) -> None:
-    stored = read_resolved(trained / "settings.toml")
+    stored = read_stored(trained / "settings.toml")
     changed = override(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
     assert (changed.training.steps, changed.training.patience, changed.training.report_every) == (120, 0, 7)
     assert (changed.model, changed.data, changed.tokenizer) == (stored.model, stored.data, stored.tokenizer)
@@ -19,14 +19,14 @@ def test_steps_take_the_place_of_minutes(trained: Path, tmp_path: Path) -> None:
     text = (trained / "settings.toml").read_text("utf-8").replace("steps = 80", "minutes = 1.0")
     path = tmp_path / "settings.toml"
     path.write_text(text, "utf-8")
-    stored = read_resolved(path)
+    stored = read_stored(path)
     assert (stored.training.steps, stored.training.minutes) == (None, 1.0)
     changed = override(stored, {"training": {"steps": 50}})
     assert (changed.training.steps, changed.training.minutes) == (50, None)
 
 
 def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
-    stored = read_resolved(trained / "settings.toml")
+    stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}
     assert override(stored, said) == stored
 
@@ -48,7 +48,7 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
 )
 def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
-        override(read_resolved(trained / "settings.toml"), said)
+        override(read_stored(trained / "settings.toml"), said)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_damaged_settings_are_refused(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(damage)
     with pytest.raises(TransduceError, match=r"settings\.toml cannot be read as the settings of a run"):
-        read_resolved(path)
+        read_stored(path)

@@ -16,8 +16,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.runtime.translator import load
-from transduce.tasks.resolve import ResolvedSettings
-from transduce.tasks.resume import read_resolved
+from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
@@ -300,7 +299,7 @@ def test_more_steps_said_on_resume_are_remembered(
     more = train(out=folder, steps=5, resume=True, device="cpu", threads=1)
     assert more is not None
     assert more.step == 5
-    assert read_resolved(folder / "settings.toml").training.steps == 5
+    assert read_stored(folder / "settings.toml").training.steps == 5
     again = train(out=folder, resume=True, device="cpu", threads=1)
     assert again is not None
     assert (again.step, again.steps) == (5, 5)
@@ -356,8 +355,8 @@ def test_a_corpus_in_one_file_of_pairs_with_its_dev_set(
     }
     few = {"training.steps": 2, "training.translate_dev": 2}
     train(out=tmp_path / "run", settings=toy_settings | pairs | few, device="cpu", threads=1)
-    resolved: ResolvedSettings = read_resolved(tmp_path / "run" / "settings.toml")
-    assert resolved.data.languages == ("zh", "en")
+    stored = read_stored(tmp_path / "run" / "settings.toml")
+    assert stored.data.languages == ("zh", "en")
     assert json.loads((tmp_path / "run" / "dev_score.json").read_bytes())["sentences"] == 50
 
 

@@ -21,11 +21,11 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop
 from transduce.training.checkpoint import load_newest
-from transduce.training.events import EventLog, ProgressDisplay, TrainEvent, ValidationEvent, format_duration
+from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.settings import ResolvedTraining, TrainingSettings
+from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
 Pair = tuple[Tensor, Tensor]
@@ -229,6 +229,16 @@ def test_a_finished_run_does_nothing_more_and_more_steps_go_on(tmp_path: Path, m
     assert len(longer.losses) == 2
 
 
+def test_a_line_that_a_killed_run_left_unfinished_is_removed(tmp_path: Path, make_settings: Make) -> None:
+    Setup(tmp_path, make_settings()).trainer.run()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"event":"train","st')
+    resumed = Setup(tmp_path, make_settings(steps=10))
+    resumed.trainer.resume()
+    resumed.trainer.run()
+    assert [event["step"] for event in events(tmp_path)] == [2, 4, 6, 8, 10]
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
@@ -429,57 +439,6 @@ def test_validating_changes_no_weight(tmp_path: Path, make_settings: Make) -> No
     assert torch.equal(plain.weights(), validated.weights())
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-def train_event(step: int) -> TrainEvent:
-    return TrainEvent(
-        step=step,
-        epoch=0.1,
-        loss=2.0,
-        perplexity=7.4,
-        learning_rate=0.1,
-        gradient_norm=1.0,
-        tokens_per_second=10.0,
-        elapsed_seconds=1.0,
-        skipped=0,
-    )
-
-
-def write_events(folder: Path, steps: list[int], resume_at: int) -> None:
-    log = EventLog(folder, resume_at=resume_at)
-    for step in steps:
-        log.write(train_event(step))
-    log.close()
-
-
-def test_events_of_steps_that_run_again_are_removed(tmp_path: Path) -> None:
-    write_events(tmp_path, [2, 4, 6], resume_at=0)
-    write_events(tmp_path, [5, 7], resume_at=4)
-    assert [event["step"] for event in events(tmp_path)] == [2, 4, 5, 7]
-
-
-def test_a_line_that_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
-    write_events(tmp_path, [2, 4], resume_at=0)
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"event":"train","st')
-    write_events(tmp_path, [6], resume_at=4)
-    assert [event["step"] for event in events(tmp_path)] == [2, 4, 6]
-
-
-def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
-    write_events(tmp_path, [2, 4], resume_at=0)
-    write_events(tmp_path, [1], resume_at=0)
-    assert [event["step"] for event in events(tmp_path)] == [1]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
-)
-def test_durations_as_people_say_them(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
-
-
 def test_the_second_ctrl_c_stops_at_once_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interruption() as interruption:
@@ -488,38 +447,3 @@ def test_the_second_ctrl_c_stops_at_once_and_handlers_come_back() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": 0}, r"`training\.steps` must be greater than 0, but is 0\."),
-        ({"minutes": -1.0}, r"`training\.minutes` must be greater than 0, but is -1\.0\."),
-        ({"batch_tokens": 0}, r"`training\.batch_tokens` must be greater than 0, but is 0\."),
-        ({"accumulate": 0}, r"`training\.accumulate` must be greater than 0, but is 0\."),
-        ({"learning_rate": math.nan}, r"`training\.learning_rate` must be greater than 0, but is nan\."),
-        ({"report_every": 0}, r"`training\.report_every` must be greater than 0, but is 0\."),
-        ({"validate_every": 0}, r"`training\.validate_every` must be greater than 0, but is 0\."),
-        ({"save_every": 0}, r"`training\.save_every` must be greater than 0, but is 0\."),
-        ({"keep_checkpoints": 0}, r"`training\.keep_checkpoints` must be greater than 0, but is 0\."),
-        ({"seed": -1}, r"`training\.seed` must not be negative, but is -1\."),
-        ({"warmup_steps": -1}, r"`training\.warmup_steps` must not be negative, but is -1\."),
-        ({"weight_decay": -0.1}, r"`training\.weight_decay` must not be negative, but is -0\.1\."),
-        ({"clip_norm": -1.0}, r"`training\.clip_norm` must not be negative, but is -1\.0\."),
-        ({"patience": -1}, r"`training\.patience` must not be negative, but is -1\."),
-        ({"translate_dev": -1}, r"`training\.translate_dev` must not be negative, but is -1\."),
-        ({"label_smoothing": 1.0}, r"`training\.label_smoothing` must be in \[0, 1\), but is 1\.0\."),
-        ({"average_decay": -0.5}, r"`training\.average_decay` must be in \[0, 1\), but is -0\.5\."),
-        (
-            {"steps": 5, "minutes": 2.0},
-            r"\(5\) and `training\.minutes` \(2\.0\) both say when to stop: give one of them\.",
-        ),
-    ],
-    ids=str,
-)
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(TransduceError, match=message):
-        TrainingSettings(**changes)

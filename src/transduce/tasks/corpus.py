@@ -75,6 +75,7 @@ def prepare_corpus(
     tokenizer = Tokenizer.train(lambda: read_pairs(files), chosen, shrink=settings.tokenizer.vocabulary_size is None)
     if tokenizer.source.size < chosen.vocabulary_size:
         display.say(f"The text allows {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
+        chosen = msgspec.structs.replace(chosen, vocabulary_size=tokenizer.source.size)
     tokenizer.save(folder)
     hold_out = None if data.dev_source else HoldOutSettings()
     prepared = prepare(files, tokenizer, data.filters, folder / CORPUS_FOLDER, hold_out=hold_out)
@@ -83,11 +84,12 @@ def prepare_corpus(
     return _task_corpus(folder, data, tokenizer, chosen, prepared)
 
 
-def open_corpus(folder: Path, data: DataSettings, tokenizer_settings: TokenizerSettings) -> TaskCorpus:
-    """What `prepare_corpus` made, for a run that goes on."""
+def open_corpus(folder: Path, settings: Settings) -> TaskCorpus:
+    """What `prepare_corpus` made, for a run that goes on; its settings leave nothing open."""
     tokenizer = Tokenizer.load(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
-    return _task_corpus(folder, data, tokenizer, tokenizer_settings, prepared)
+    chosen = TokenizerSettings(**msgspec.to_builtins(settings.tokenizer))
+    return _task_corpus(folder, settings.data, tokenizer, chosen, prepared)
 
 
 def _task_corpus(

@@ -7,7 +7,13 @@ import msgspec
 from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
 from transduce.search.settings import SearchSettings
-from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.tasks.settings import (
+    DataSettings,
+    ModelSettings,
+    Settings,
+    TaskSettings,
+    VocabularySettings,
+)
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -23,11 +29,11 @@ from transduce.training.choices import (
     choose_vocabulary_size,
     choose_warmup_steps,
 )
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A run, completely. Written beside its checkpoints, and used again when it is resumed."""
+    """A run, completely, with what follows from its tokenizer."""
 
     preset: str
     task: TaskSettings
@@ -171,3 +177,21 @@ def resolve_training(
         translate_dev=said.translate_dev,
         keep_checkpoints=said.keep_checkpoints,
     )
+
+
+def as_settings(resolved: ResolvedSettings) -> Settings:
+    """The settings under which all of it would be chosen again: a file that resumes a run, or starts its like."""
+    tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
+    return Settings(
+        preset=resolved.preset,
+        task=resolved.task,
+        data=resolved.data,
+        tokenizer=VocabularySettings(**_common(tokenizer, VocabularySettings)),
+        model=ModelSettings(**_common(model, ModelSettings)),
+        training=TrainingSettings(**msgspec.to_builtins(resolved.training)),
+        search=resolved.search,
+    )
+
+
+def _common(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in struct.__struct_fields__}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.tasks.resolve import ResolvedSettings
+from transduce.tasks.settings import Settings
 
 # What may be said anew when a run is resumed. The rest would change the steps already taken.
 _CHANGEABLE = {
@@ -27,26 +27,19 @@ _CHANGEABLE = {
 }
 
 
-def read_resolved(path: Path) -> ResolvedSettings:
+def read_stored(path: Path) -> Settings:
     """The settings of a run, as it wrote them.
 
     Raises:
         TransduceError: the file is damaged, or of another version.
     """
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
-        return msgspec.convert(_with_nulls(content), ResolvedSettings)
+        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), Settings)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def _with_nulls(content: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null: settings that may be None and are not written are."""
-    training = {"steps": None, "minutes": None, "validate_every": None, "save_every": None}
-    return content | {"training": training | content.get("training", {})}
-
-
-def override(stored: ResolvedSettings, said: Mapping[str, Any]) -> ResolvedSettings:
+def override(stored: Settings, said: Mapping[str, Any]) -> Settings:
     """The stored settings, with what was said anew.
 
     Raises:
@@ -65,7 +58,7 @@ def override(stored: ResolvedSettings, said: Mapping[str, Any]) -> ResolvedSetti
                 f"`{name}` was {_shown(old)} when this run began, and cannot become {_shown(value)} on --resume: leave "
                 "it as it was, or start another run with another --out."
             )
-    return msgspec.convert(content, ResolvedSettings)
+    return msgspec.convert(content, Settings)
 
 
 def _shown(value: Any) -> str:

@@ -23,12 +23,13 @@ from transduce.tasks.corpus import TaskCorpus, open_corpus, prepare_corpus
 from transduce.tasks.resolve import (
     Account,
     ResolvedSettings,
+    as_settings,
     resolve_model,
     resolve_preset,
     resolve_tokenizer,
     resolve_training,
 )
-from transduce.tasks.resume import override, read_resolved
+from transduce.tasks.resume import override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
 from transduce.tasks.translation import DevSet, TranslationTask
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
@@ -103,10 +104,11 @@ class Run:
 
     def resume(self) -> tuple[ResolvedSettings, TaskCorpus]:
         """Takes up the settings and the corpus of a run that was stopped."""
-        stored = read_resolved(self.request.out / SETTINGS_FILE)
-        resolved = override(stored, self.request.settings)
-        corpus = open_corpus(self.request.out, resolved.data, resolved.tokenizer)
-        write_settings(self.request.out, resolved)
+        settings = override(read_stored(self.request.out / SETTINGS_FILE), self.request.settings)
+        corpus = open_corpus(self.request.out, settings)
+        resolved = self._resolve(settings, corpus, Account())
+        if not self.request.dry_run:
+            write_settings(self.request.out, resolved)
         return resolved, corpus
 
 
@@ -118,7 +120,7 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
     """Puts a run's settings beside its checkpoints."""
-    write_file(folder / SETTINGS_FILE, to_toml(resolved).encode())
+    write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
 
 
 def train_run(request: RunRequest) -> TrainResult | None:
@@ -129,12 +131,10 @@ def train_run(request: RunRequest) -> TrainResult | None:
     """
     display = ProgressDisplay()
     run = Run(request, display)
-    if request.dry_run:
-        with tempfile.TemporaryDirectory() as folder:
-            run.start(Path(folder))
-        display.say("Dry run: nothing was trained.")
-        return None
     has_run = (request.out / SETTINGS_FILE).exists()
+    if request.dry_run:
+        _dry_run(run, going_on=request.resume and has_run)
+        return None
     if request.resume and has_run:
         resolved, corpus = run.resume()
     else:
@@ -143,6 +143,17 @@ def train_run(request: RunRequest) -> TrainResult | None:
     result = _train(run, resolved, corpus)
     _finish(run, resolved, corpus, result)
     return result
+
+
+def _dry_run(run: Run, *, going_on: bool) -> None:
+    """Says all choices, and leaves nothing behind."""
+    if going_on:
+        resolved, _ = run.resume()
+        run.display.say(f"The run in {run.request.out} would go on with:\n{to_toml(as_settings(resolved))}")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            run.start(Path(folder))
+    run.display.say("Dry run: nothing was trained.")
 
 
 def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:

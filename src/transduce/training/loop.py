@@ -209,7 +209,7 @@ class Trainer:
         log.write(event)
         left = None if self.steps is None else (self.steps - self.step) * self.elapsed_seconds / self.step
         self.display.report(event, self.steps, left)
-        if event.skipped == self.settings.report_every and not math.isfinite(event.gradient_norm):
+        if event.skipped == self.settings.report_every:
             raise TransduceError(
                 f"No gradient was finite over the last {event.skipped} steps (until step {self.step}): lower "
                 f"`training.learning_rate` ({self.settings.learning_rate:g}) or raise `training.warmup_steps` "
@@ -256,28 +256,33 @@ class _Report:
     """Sums over the steps since the last report."""
 
     def __init__(self) -> None:
-        self.tokens = self.steps = self.skipped = 0
+        self.tokens = self.healthy_tokens = self.steps = self.skipped = 0
         self.total = self.likelihood = self.norms = self.seconds = self.rate = 0.0
 
     def add(self, tokens: int, total: float, likelihood: float, norm: float, rate: float, seconds: float) -> None:
-        self.tokens += tokens
+        """A step. One that was skipped counts as time, and in no mean."""
         self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.rate = rate
+        if not math.isfinite(norm):
+            self.skipped += 1
+            return
+        self.healthy_tokens += tokens
         self.total += total
         self.likelihood += likelihood
         self.norms += norm
-        self.skipped += not math.isfinite(norm)
-        self.seconds += seconds
-        self.rate = rate
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        mean = self.likelihood / self.tokens
+        """The means."""
+        healthy = self.healthy_tokens or math.nan
         return TrainEvent(
             step=step,
             epoch=round(epoch, 4),
-            loss=self.total / self.tokens,
-            perplexity=math.exp(min(mean, 100.0)),
+            loss=self.total / healthy,
+            perplexity=math.exp(min(self.likelihood / healthy, 100.0)),
             learning_rate=self.rate,
-            gradient_norm=self.norms / self.steps,
+            gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
             tokens_per_second=self.tokens / self.seconds,
             elapsed_seconds=elapsed_seconds,
             skipped=self.skipped,

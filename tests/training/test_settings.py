@@ -1,0 +1,41 @@
+"""Training settings that cannot be meant, and what the person who wrote them reads."""
+
+import math
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.training.settings import TrainingSettings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, r"`training\.steps` must be greater than 0, but is 0\."),
+        ({"minutes": -1.0}, r"`training\.minutes` must be greater than 0, but is -1\.0\."),
+        ({"batch_tokens": 0}, r"`training\.batch_tokens` must be greater than 0, but is 0\."),
+        ({"accumulate": 0}, r"`training\.accumulate` must be greater than 0, but is 0\."),
+        ({"learning_rate": math.nan}, r"`training\.learning_rate` must be greater than 0, but is nan\."),
+        ({"report_every": 0}, r"`training\.report_every` must be greater than 0, but is 0\."),
+        ({"validate_every": 0}, r"`training\.validate_every` must be greater than 0, but is 0\."),
+        ({"save_every": 0}, r"`training\.save_every` must be greater than 0, but is 0\."),
+        ({"keep_checkpoints": 0}, r"`training\.keep_checkpoints` must be greater than 0, but is 0\."),
+        ({"seed": -1}, r"`training\.seed` must not be negative, but is -1\."),
+        ({"warmup_steps": -1}, r"`training\.warmup_steps` must not be negative, but is -1\."),
+        ({"weight_decay": -0.1}, r"`training\.weight_decay` must not be negative, but is -0\.1\."),
+        ({"clip_norm": -1.0}, r"`training\.clip_norm` must not be negative, but is -1\.0\."),
+        ({"patience": -1}, r"`training\.patience` must not be negative, but is -1\."),
+        ({"translate_dev": -1}, r"`training\.translate_dev` must not be negative, but is -1\."),
+        ({"label_smoothing": 1.0}, r"`training\.label_smoothing` must be in \[0, 1\), but is 1\.0\."),
+        ({"average_decay": -0.5}, r"`training\.average_decay` must be in \[0, 1\), but is -0\.5\."),
+        (
+            {"steps": 5, "minutes": 2.0},
+            r"\(5\) and `training\.minutes` \(2\.0\) both say when to stop: give one of them\.",
+        ),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        TrainingSettings(**changes)
