@@ -5,8 +5,8 @@
     python benchmarks/tatoeba_zh_en.py --quick              # one minute each, few dev and test sentences
 
 All get the same files and cores. Ours is `transduce train` with nothing said but the minutes. JoeyNMT has the settings
-of its own examples, a joint vocabulary of 8,000 pieces and batches of 4,096 tokens, in our shape and in 6+6 layers x 256;
-the better of the two on test is the peer. Validation is off JoeyNMT's clock, and on ours. The bar: 8 BLEU above it.
+of its own examples, a joint vocabulary of 8,000 pieces and batches of 4,096 tokens, in our shape and in 6+6 layers x
+256; the better of the two on test is the peer. Validation is off JoeyNMT's clock, and on ours. The bar: 8 BLEU above it.
 """
 
 import itertools

@@ -286,3 +286,10 @@ def test_a_reader_that_is_overtaken_by_a_writer_looks_again(
 
     monkeypatch.setattr("transduce.runtime.folder.file_sha256", overtake)
     assert torch.equal(logits(read_model_folder(folder).model), logits(new))
+
+
+def test_whoever_may_read_the_configuration_may_read_the_weights(trained: Path) -> None:
+    newest = max((trained / "checkpoints").iterdir())
+    for folder, readable in ((trained, "config.json"), (newest, "state.json")):
+        modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".safetensors"}
+        assert modes == {(folder / readable).stat().st_mode & 0o777}

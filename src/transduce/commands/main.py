@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    verb = arguments[0] if arguments else "--help"
+    verb = arguments[0] if arguments and arguments[0] != "help" else "--help"
     if verb.startswith("-"):
         build_parser(None).parse([verb])
         return 0

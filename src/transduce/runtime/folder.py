@@ -4,6 +4,7 @@ Every file is replaced atomically. The weights and their digest are two files, s
 beside the new one while the weights change: at every moment the folder is consistent.
 """
 
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -78,6 +79,7 @@ def write_model_folder(
         write_file(folder / name, text.encode())
     partial = folder / f".partial-{WEIGHTS}"
     save_file(to_folder_names(weights, config), partial, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", partial)  # safetensors lets the owner alone read
     new, old = file_sha256(partial), _known_digests(folder)
     _write_manifest(folder, languages, [new, *old])
     replace_file(partial, folder / WEIGHTS)

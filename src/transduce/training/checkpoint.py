@@ -87,9 +87,12 @@ def _is_sound(path: Path) -> bool:
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    state = folder / "state.json"
+    state.write_bytes(msgspec.json.format(msgspec.json.encode(checkpoint.state)))
     for kind, tensors in checkpoint.tensors.items():
-        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / f"{kind}.safetensors")
-    (folder / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(checkpoint.state)))
+        path = folder / f"{kind}.safetensors"
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path)
+        shutil.copymode(state, path)  # safetensors lets the owner alone read
     digests = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     for path in folder.iterdir():
