@@ -86,7 +86,7 @@ UNSAID = {
     "training.precision": "by the machine",
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",
-    "training.patience": "`4`",
+    "training.patience": "`6`",
     "search.max_length": "not set",
 }
 

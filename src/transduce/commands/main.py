@@ -42,6 +42,17 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def wait_briefly() -> None:
+    """Has threads that wait for one another spin for microseconds, not milliseconds, before they sleep.
+
+    PyTorch's thread library spins long by default, so that on a machine that is busy with something else training took
+    ten times as long as its share of the cores explains; now about twice (docs/benchmarks.md). It reads this once, when
+    PyTorch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+
 def build_parser(verb: str | None) -> Parser:
     """The parser of one verb, or the one that lists all verbs."""
     if verb is None:
@@ -67,6 +78,7 @@ def build_parser(verb: str | None) -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
+    wait_briefly()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(arguments)

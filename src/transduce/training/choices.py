@@ -3,7 +3,7 @@
 The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
 """
 
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -150,3 +150,17 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
     """
     window = 500 if steps is None else min(5_000, max(10, steps // 20))
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
+
+
+def choose_best_by(translated: int) -> Choice[Literal["loss", "bleu", "chrf"]]:
+    """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
+    right more often all the same. The loss where nothing is translated.
+    """
+    if translated:
+        return Choice("bleu", f"of {translated:,} dev sentences at most, translated at each validation")
+    return Choice("loss", "no dev sentence is translated")
+
+
+def choose_patience() -> Choice[int]:
+    """Half of the twelve validations of a run: the fall of the learning rate at its end brings the last points."""
+    return Choice(6, "validations without a better one")

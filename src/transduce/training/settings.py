@@ -44,7 +44,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     save_every: int | None = None
     # The model that scores best by this on the dev set is kept; training stops after so many validations without a
     # better one (0: never).
-    best_by: Literal["loss", "bleu", "chrf"] = "loss"
+    best_by: Literal["loss", "bleu", "chrf"] | None = None
     patience: int | None = None
     # Dev sentences translated at each validation, greedily; 0 translates none.
     translate_dev: int = 500
@@ -73,6 +73,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name, share in (("label_smoothing", self.label_smoothing), ("average_decay", self.average_decay)):
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
+        if self.best_by in ("bleu", "chrf") and not self.translate_dev:
+            raise TransduceError(
+                f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
+                "raise it, or choose `loss`."
+            )
         if self.steps is not None and self.minutes is not None:
             raise TransduceError(
                 f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
