@@ -67,6 +67,7 @@ def demo(
             resume=out.exists(),
             device=device,
             threads=threads,
+            said_reason="small and quick, as the demonstration should be",
         )
     )
     translator = load(out, device=device, threads=threads)

@@ -24,6 +24,9 @@ class Translation(msgspec.Struct, frozen=True):
     source: str
     alternatives: tuple[Alternative, ...]
     """Best first; `n_best` of them, or fewer."""
+    parts: int = 1
+    """Into how many parts the sentence was cut, because it was longer than the model takes. They are translated one by
+    one, and only the best translation of each is kept."""
 
     @property
     def text(self) -> str:
@@ -41,3 +44,18 @@ class Translation(msgspec.Struct, frozen=True):
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{html.escape(a.text)}</td><td>{a.score:.3f}</td></tr>" for a in self.alternatives)
         return f"<table><caption>{html.escape(self.source)}</caption>{rows}</table>"
+
+
+def join_parts(source: str, parts: list[Translation], separator: str) -> Translation:
+    """One translation out of those of a long sentence's parts."""
+    if len(parts) == 1:
+        return Translation(source, parts[0].alternatives)
+    best = [part.alternatives[0] for part in parts]
+    joined = Alternative(
+        text=separator.join(part.text for part in best),
+        pieces=tuple(piece for part in best for piece in part.pieces),
+        piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
+        score=sum(part.score for part in best),
+        ended=all(part.ended for part in best),
+    )
+    return Translation(source, (joined,), parts=len(parts))

@@ -12,16 +12,19 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.folder import read_model_folder
 from transduce.runtime.machine import Machine, Precision, detect_machine
 from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.translation import Alternative, Translation
+from transduce.runtime.translation import Alternative, Translation, join_parts
 from transduce.search.beam import beam_search
 from transduce.search.greedy import greedy_search
 from transduce.search.rules import Forbid, MinimumLength, Rule
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
+from transduce.text.splitting import split_text
 from transduce.text.tokenizer import Tokenizer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
+_LONGEST_SOURCE = 256  # pieces; what training leaves out as too long (`data.filters.max_pieces`) is cut into parts
+_UNSPACED_LANGUAGES = ("zh", "zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my")
 
 
 class Translator:
@@ -117,6 +120,22 @@ class Translator:
 
     def translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         """Translates sentences, sorted by length inside and returned in their own order."""
+        cut = [self._cut(sentence) for sentence in sentences]
+        found = iter(self._translate_parts([part for parts in cut for part in parts], search))
+        separator = "" if self.target_language in _UNSPACED_LANGUAGES else " "
+        return [
+            join_parts(sentence, [next(found) for _ in parts], separator)
+            for sentence, parts in zip(sentences, cut, strict=True)
+        ]
+
+    def _cut(self, sentence: str) -> list[str]:
+        """The sentence, in parts where it is longer than the model takes."""
+        # A piece has a byte at least, so short sentences need not be counted.
+        if len(sentence.encode("utf-8", "replace")) < _LONGEST_SOURCE or not sentence.strip():
+            return [sentence]
+        return split_text(sentence, lambda text: len(self.tokenizer.source.encode(text)) <= _LONGEST_SOURCE)
+
+    def _translate_parts(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
         translations: list[Translation | None] = [None] * len(sentences)
         waiting = []

@@ -57,13 +57,14 @@ class Explained(msgspec.Struct, frozen=True):
 class Account:
     """Collects what was chosen and why, in the order of choosing."""
 
-    def __init__(self) -> None:
+    def __init__(self, said_reason: str = "as you said") -> None:
         self.lines: list[Explained] = []
+        self._said_reason = said_reason
 
     def take(self, name: str, said: Any, choice: Choice[Any] | None) -> Any:
         """What the user said, or else the choice; noted either way."""
         if said is not None:
-            self.lines.append(Explained(name, _shown(said), "as you said"))
+            self.lines.append(Explained(name, _shown(said), self._said_reason))
             return said
         assert choice is not None
         self.lines.append(Explained(name, _shown(choice.value), choice.reason))

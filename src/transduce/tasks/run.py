@@ -49,6 +49,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     device: str = "auto"
     threads: int | None = None
+    said_reason: str = "as you said"
+    """How the account of the choices explains what the settings say."""
 
 
 class Run:
@@ -63,7 +65,7 @@ class Run:
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:
         """Chooses what was left open, prepares the corpus, and says what was chosen and why."""
-        settings, account = self.settings, Account()
+        settings, account = self.settings, Account(self.request.said_reason)
         corpus = prepare_corpus(
             settings,
             folder,

@@ -1,0 +1,44 @@
+"""Cutting a text that is too long for a model: at sentence ends; what is still too long at commas, spaces, anywhere."""
+
+import re
+from collections.abc import Callable, Iterator
+
+# A sentence ends after these; closing quotes and brackets stay with it.
+_SENTENCE_END = re.compile(r"[。！？!?…]+[”’\"'」』）)\]]*|\.+[”’\"')\]]*(?=\s)")
+# Within a sentence, the better places first.
+_PLACES = (re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
+
+
+def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Parts that fit: together they are the text, but for spaces between them.
+
+    Args:
+        text: of any length.
+        fits: whether a part is short enough; a single character is taken to fit.
+    """
+    if fits(text):
+        return [text]
+    parts = (part for sentence in _cut(text, _SENTENCE_END) for part in _split_sentence(sentence, fits, 0))
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _split_sentence(text: str, fits: Callable[[str], bool], level: int) -> Iterator[str]:
+    """As few parts as cutting at the best places allows."""
+    if len(text) == 1 or fits(text.strip()):
+        yield text
+        return
+    halves = [text[: len(text) // 2], text[len(text) // 2 :]]
+    gathered = ""
+    for piece in _cut(text, _PLACES[level]) if level < len(_PLACES) else halves:
+        if gathered and not fits((gathered + piece).strip()):
+            yield from _split_sentence(gathered, fits, level + 1)
+            gathered = ""
+        gathered += piece
+    yield from _split_sentence(gathered, fits, level + 1)
+
+
+def _cut(text: str, places: re.Pattern[str]) -> list[str]:
+    """The text cut after each place; the parts concatenated are the text."""
+    ends = [match.end() for match in places.finditer(text)]
+    parts = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    return [part for part in parts if part]

@@ -1,0 +1,48 @@
+"""A text that is too long for a model is cut where it hurts least, and nothing of it is lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.text.splitting import split_text
+
+
+def cut(text: str, most: int) -> list[str]:
+    return split_text(text, lambda part: len(part) <= most)
+
+
+def test_what_fits_stays_whole() -> None:
+    assert cut(" One. Two. ", 20) == [" One. Two. "]
+
+
+def test_sentences_stay_apart() -> None:
+    assert cut("One is here. Two is there! Three?", 14) == ["One is here.", "Two is there!", "Three?"]
+    assert cut("我爱你。你爱我吗？是的。", 6) == ["我爱你。", "你爱我吗？", "是的。"]
+
+
+def test_a_full_stop_within_a_number_ends_nothing() -> None:
+    assert cut("It costs 3.50 or so. Buy it.", 21) == ["It costs 3.50 or so.", "Buy it."]
+
+
+def test_closing_quotes_stay_with_their_sentence() -> None:
+    assert cut("“是的。”他说了很多话。", 8) == ["“是的。”", "他说了很多话。"]
+
+
+def test_a_long_sentence_is_cut_at_commas_then_at_spaces_then_anywhere() -> None:
+    assert cut("one two three, four five, six", 15) == ["one two three,", "four five, six"]
+    assert cut("one two three four", 8) == ["one two", "three", "four"]
+    assert cut("abcdefgh", 4) == ["abcd", "efgh"]
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "词" * 100_000, "word " * 20_000, "。" * 10_000])
+def test_huge_texts(text: str) -> None:
+    parts = cut(text, 200)
+    assert max(map(len, parts)) <= 200 or text.startswith("。")
+    assert "".join(parts).replace(" ", "") == text.replace(" ", "")
+
+
+@given(st.text(alphabet="ab ,.。！”　", min_size=1, max_size=60), st.integers(1, 20))
+def test_nothing_but_spaces_is_lost(text: str, most: int) -> None:
+    parts = cut(text, most)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert len(text) <= most or all(len(part) <= most for part in parts)
