@@ -187,16 +187,25 @@ def test_rows_are_padded_at_the_right() -> None:
     assert pad([[5, 6], [7]], 0, torch.device("cpu")).tolist() == [[5, 6], [7, 0]]
 
 
-def test_a_long_text_is_translated_sentence_by_sentence_and_says_so(translator: Translator) -> None:
-    sentences = [f"我爱你{'很' * length}。" for length in range(1, 30)]
-    whole = translator("".join(sentences), beam_size=1, max_length=8)
-    assert whole.parts == len(sentences)
-    assert whole.text == " ".join(t.text for t in translator(sentences, beam_size=1, max_length=8))
-    assert translator(sentences[0]).parts == 1
+def test_a_long_text_is_translated_sentence_by_sentence_and_says_so(
+    translator: Translator, sentences: list[str]
+) -> None:
+    known = [f"{sentence.rstrip('？。')}。" for sentence in sentences] * 8
+    whole = translator("".join(known), beam_size=1, max_length=8)
+    assert whole.parts == len(known)
+    assert whole.text == " ".join(t.text for t in translator(known, beam_size=1, max_length=8))
+    assert translator(known[0]).parts == 1
 
 
-@pytest.mark.parametrize("odd", ["词" * 20_000, "x" * 20_000, "\U0001f600" * 2_000, " \t" * 5_000])
-def test_a_huge_text_ends_in_one_line(translator: Translator, odd: str) -> None:
-    translation = translator(odd, beam_size=1, max_length=1)
+@pytest.mark.parametrize("repeated", [0, 1])
+def test_a_huge_text_without_an_end_is_cut_anywhere(
+    translator: Translator, sentences: list[str], repeated: int
+) -> None:
+    translation = translator(sentences[repeated].rstrip("？。") * 500, beam_size=1, max_length=1)
+    assert translation.parts > 1
     assert "\n" not in translation.text
-    assert (translation.parts > 1) == bool(odd.strip())
+
+
+@pytest.mark.parametrize("odd", ["x" * 100_000, "\U0001f600" * 2_000, " \t" * 5_000, "\ud800" * 300])
+def test_a_huge_odd_text_ends_in_one_line(translator: Translator, odd: str) -> None:
+    assert "\n" not in translator(odd, beam_size=1, max_length=1).text
