@@ -5,8 +5,8 @@
     python benchmarks/choices.py --corpus 300              # the first 300 pairs of zh-en, spread evenly
     python benchmarks/choices.py --quick
 
-Each variant changes one chosen setting and trains for the same number of minutes; the bar is that the chosen settings come
-within 0.5 BLEU of the best variant on dev (beam 4). Runs that are complete are not repeated.
+Each variant changes one chosen setting and trains for the same number of minutes; the bar is that the chosen settings
+come within 0.5 BLEU of the best variant on dev (beam 4). Runs that are complete are not repeated.
 """
 
 import gzip

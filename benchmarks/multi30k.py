@@ -59,11 +59,12 @@ def main() -> int:
     said = options.parse_args()
     print(machine())
     values = []
-    for seed in said.seeds[:1] if said.quick else said.seeds:
+    seeds = said.seeds[:1] if said.quick else said.seeds
+    for seed in seeds:
         out = said.out / ("quick" if said.quick else f"seed-{seed}")
         train(seed, 2.0 if said.quick else said.minutes, said.steps, out)
         values.append(evaluate(out))
-    rows = [Row(f"Multi30k en-de BLEU, seed {seed}", value, "BLEU") for seed, value in zip(said.seeds, values)]
+    rows = [Row(f"Multi30k en-de BLEU, seed {seed}", value, "BLEU") for seed, value in zip(seeds, values, strict=True)]
     if not said.quick:
         rows.append(
             Row(

@@ -64,7 +64,8 @@ def machine() -> str:
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {capability}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{platform.machine()} {capability}, {os.cpu_count()} cores, {versions}"
 
 
 def mean(values: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.model.config import ModelConfig
-from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
+from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings, struct_of
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training import choices
 
@@ -99,6 +99,7 @@ _TABLES = {
     "model": "`[model]`",
     "training": "`[training]`",
     "search": "`[search]`",
+    "search.sampling": "`[search.sampling]`: where this table stands, translations are drawn",
 }
 
 
@@ -107,8 +108,9 @@ def tables(struct: Struct = Settings, prefix: str = "") -> Iterator[tuple[str, S
     inner: list[tuple[str, Struct]] = []
     plain: list[str] = []
     for name, hint in get_type_hints(struct).items():
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            inner.append((name, hint))
+        struct_inside = struct_of(hint)
+        if struct_inside is not None:
+            inner.append((name, struct_inside))
         else:
             plain.append(name)
     yield prefix, struct, plain

@@ -1,6 +1,7 @@
 """Text to text: what a Translator promises, checked against the model itself."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator, load, pad
+from transduce.search.settings import SamplingSettings, SearchSettings
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +144,8 @@ def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size
     ("options", "message"),
     [
         ({"beam_size": 0}, "`beam_size` must be at least 1, but is 0"),
-        ({"n_best": 5}, r"`n_best` must be between 1 and `beam_size` \(4\), but is 5: raise `beam_size`"),
-        ({"n_best": 0}, "`n_best` must be between 1"),
+        ({"n_best": 5}, r"`n_best` must be at most `beam_size` \(4\), but is 5: raise `beam_size`"),
+        ({"n_best": 0}, "`n_best` must be at least 1, but is 0"),
         ({"max_length": 0}, "`max_length` must be at least 1, but is 0"),
         ({"length_penalty": -1}, "`length_penalty` must not be negative, but is -1"),
         ({"length_penalty": math.nan}, "`length_penalty` must not be negative, but is nan"),
@@ -151,7 +153,7 @@ def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size
 )
 def test_options_out_of_range_are_refused(translator: Translator, options: dict[str, int], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
-        translator("我", **options)
+        translator("我", **options)  # type: ignore[call-overload]
 
 
 def test_the_model_under_it_gives_logits(translator: Translator) -> None:
@@ -209,3 +211,35 @@ def test_a_huge_text_without_an_end_is_cut_anywhere(
 @pytest.mark.parametrize("odd", ["x" * 100_000, "\U0001f600" * 2_000, " \t" * 5_000, "\ud800" * 300])
 def test_a_huge_odd_text_ends_in_one_line(translator: Translator, odd: str) -> None:
     assert "\n" not in translator(odd, beam_size=1, max_length=1).text
+
+
+def test_samples_depend_on_seed_and_place_and_not_on_the_batch(translator: Translator, sentences: list[str]) -> None:
+    drawn = SearchSettings(n_best=3, max_length=12, sampling=SamplingSettings(seed=4))
+
+    def texts(of: list[str], search: SearchSettings) -> list[list[str]]:
+        return [[a.text for a in translation.alternatives] for translation in translator(of, search=search)]
+
+    together = texts(sentences, drawn)
+    assert all(len(alternatives) == 3 for alternatives in together)
+    assert texts(sentences[:5], drawn) == together[:5]
+    other = SearchSettings(n_best=3, max_length=12, sampling=SamplingSettings(seed=5))
+    assert texts(sentences, other) != together
+
+
+def test_the_likeliest_piece_alone_is_greedy_search(translator: Translator, sentences: list[str]) -> None:
+    drawn = SearchSettings(max_length=12, sampling=SamplingSettings(top_k=1))
+    greedy = translator(sentences, beam_size=1, max_length=12)
+    assert [t.text for t in translator(sentences, search=drawn)] == [t.text for t in greedy]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_begin_with_the_prefix(translator: Translator, sentences: list[str], beam_size: int) -> None:
+    for translation in translator(sentences, beam_size=beam_size, max_length=12, prefix="we like"):
+        assert translation.text.startswith("we like")
+
+
+def test_no_run_comes_twice(translator: Translator, sentences: list[str]) -> None:
+    for translation in translator(sentences, search=SearchSettings(no_repeated_ngrams=2, max_length=20)):
+        pieces = translation.alternatives[0].pieces
+        runs = list(pairwise(pieces))
+        assert len(runs) == len(set(runs))

@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.search.beam import beam_search
 from transduce.search.greedy import greedy_search
-from transduce.search.rules import Forbid, MinimumLength, Rule
+from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 
@@ -41,14 +41,14 @@ def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
 
 
 def test_forbidden_pieces_have_no_score() -> None:
-    logits = Forbid([0, 3]).apply(torch.zeros(2, 1, 4), torch.empty(2, 1, 0))
+    logits = Forbid([0, 3]).apply(torch.zeros(2, 1, 4), torch.empty(2, 1, 0), torch.arange(2))
     assert logits[1, 0].tolist() == [-math.inf, 0.0, 0.0, -math.inf]
 
 
 def test_the_end_symbol_has_no_score_before_the_minimum_length() -> None:
     rule = MinimumLength(2, END)
     for length, expected in ((0, -math.inf), (1, -math.inf), (2, 0.0)):
-        logits = rule.apply(torch.zeros(1, 1, 4), torch.zeros(1, 1, length, dtype=torch.int64))
+        logits = rule.apply(torch.zeros(1, 1, 4), torch.zeros(1, 1, length, dtype=torch.int64), torch.arange(1))
         assert logits[0, 0].tolist() == [0.0, expected, 0.0, 0.0]
 
 
@@ -96,17 +96,48 @@ def test_the_greatest_length_grows_with_the_source() -> None:
     ("changes", "message"),
     [
         ({"beam_size": 0}, r"`beam_size` must be at least 1, but is 0\."),
-        ({"n_best": 5}, r"`n_best` must be between 1 and `beam_size` \(4\), but is 5: raise `beam_size`\."),
-        ({"n_best": 0}, r"`n_best` must be between 1 and `beam_size` \(4\), but is 0"),
+        ({"n_best": 5}, r"`n_best` must be at most `beam_size` \(4\), but is 5: raise `beam_size`\."),
+        ({"n_best": 0}, r"`n_best` must be at least 1, but is 0\."),
         ({"length_penalty": -0.5}, r"`length_penalty` must not be negative, but is -0\.5\."),
         ({"length_penalty": math.nan}, r"`length_penalty` must not be negative, but is nan\."),
         ({"max_length": 0}, r"`max_length` must be at least 1, but is 0\."),
         ({"max_length_factor": -1.0}, r"`max_length_factor` must not be negative, but is -1\.0\."),
         ({"max_length_extra": -3}, r"`max_length_extra` must not be negative, but is -3\."),
         ({"min_length": -1}, r"`min_length` must not be negative, but is -1\."),
+        ({"no_repeated_ngrams": -1}, r"`no_repeated_ngrams` must not be negative, but is -1\."),
     ],
     ids=str,
 )
 def test_impossible_settings_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         SearchSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_a_run_of_pieces_does_not_come_twice() -> None:
+    """After 5 6 7 5 6 the runs of three are 5 6 7, 6 7 5 and 7 5 6: 7 would complete the first one again."""
+    pieces = torch.tensor([[[5, 6, 7, 5, 6], [5, 6, 7, 6, 5]]])
+    logits = torch.arange(-4.0, 5.0).repeat(1, 2, 1)
+    ruled = NoRepeatedNgrams(3).apply(logits.clone(), pieces, torch.arange(1))
+    expected = logits.clone()
+    expected[0, 0, 7] = -math.inf
+    assert torch.equal(ruled, expected)
+    assert torch.equal(NoRepeatedNgrams(6).apply(logits.clone(), pieces, torch.arange(1)), logits)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_without_repeated_pieces_each_comes_once(beam_size: int) -> None:
+    found = search(beam_size, [MinimumLength(2, END), NoRepeatedNgrams(1), Forbid([START])])
+    assert sorted(found.ids) == [A, B]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
+    limit = torch.tensor([8, 8])
+    rules: list[Rule] = [ForcedPrefix([[B, B], [A]])]
+    if beam_size == 1:
+        found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
+    else:
+        found = beam_search(
+            ConstantScorer(), start_id=START, eos_id=END, longest=limit, beam_size=3, rules=rules, alpha=0.0
+        )
+    assert [hypotheses[0].ids for hypotheses in found] == [(B, B), (A,)]

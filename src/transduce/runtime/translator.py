@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.translation import Alternative, Translation, join_parts
 from transduce.search.beam import beam_search
 from transduce.search.greedy import greedy_search
-from transduce.search.rules import Forbid, MinimumLength, Rule
+from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
+from transduce.search.sampling import sample
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.splitting import split_text
@@ -64,6 +66,8 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        prefix: str | None = None,
+        search: SearchSettings | None = None,
     ) -> Translation: ...
     @overload
     def __call__(
@@ -74,6 +78,8 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        prefix: str | None = None,
+        search: SearchSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(
         self,
@@ -83,45 +89,36 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        prefix: str | None = None,
+        search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
         """Translates one sentence, or several in one go; the order is kept.
 
         Args:
-            text: a sentence, or a list of them. An empty or blank one comes back empty.
+            text: a sentence, or a list of them. An empty one comes back empty.
             beam_size: hypotheses kept at each step; 1 is greedy search.
             length_penalty: alpha; greater values favour longer translations.
             n_best: alternatives returned for each sentence.
             max_length: at most so many new pieces.
+            prefix: what every translation begins with.
+            search: all options, in place of the model's own; what is said above goes before it.
 
         Raises:
             TransduceError: an option is out of its range.
         """
-        search = self._search(beam_size, length_penalty, n_best, max_length)
+        said = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
+        changes = {name: value for name, value in said.items() if value is not None}
+        chosen = msgspec.structs.replace(search or self.search, **changes)
         if isinstance(text, str):
-            return self.translate([text], search)[0]
-        return self.translate(list(text), search)
+            return self.translate([text], chosen, prefix=prefix or "")[0]
+        return self.translate(list(text), chosen, prefix=prefix or "")
 
-    def _search(
-        self,
-        beam_size: int | None,
-        length_penalty: float | None,
-        n_best: int | None,
-        max_length: int | None,
-    ) -> SearchSettings:
-        return SearchSettings(
-            beam_size=self.search.beam_size if beam_size is None else beam_size,
-            length_penalty=self.search.length_penalty if length_penalty is None else length_penalty,
-            n_best=self.search.n_best if n_best is None else n_best,
-            max_length_factor=self.search.max_length_factor,
-            max_length_extra=self.search.max_length_extra,
-            max_length=self.search.max_length if max_length is None else max_length,
-            min_length=self.search.min_length,
-        )
-
-    def translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
+    def translate(self, sentences: list[str], search: SearchSettings, *, prefix: str = "") -> list[Translation]:
         """Translates sentences, sorted by length inside and returned in their own order."""
         cut = [self._cut(sentence) for sentence in sentences]
-        found = iter(self._translate_parts([part for parts in cut for part in parts], search))
+        prefix_ids = self.tokenizer.target.encode(prefix) if prefix else []
+        prefixes = [prefix_ids if number == 0 else [] for parts in cut for number in range(len(parts))]
+        found = iter(self._translate_parts([part for parts in cut for part in parts], prefixes, search))
         separator = "" if self.target_language in _UNSPACED_LANGUAGES else " "
         return [
             join_parts(sentence, [next(found) for _ in parts], separator)
@@ -135,7 +132,9 @@ class Translator:
             return [sentence]
         return split_text(sentence, lambda text: len(self.tokenizer.source.encode(text)) <= _LONGEST_SOURCE)
 
-    def _translate_parts(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
+    def _translate_parts(
+        self, sentences: list[str], prefixes: list[list[int]], search: SearchSettings
+    ) -> list[Translation]:
         ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
         translations: list[Translation | None] = [None] * len(sentences)
         waiting = []
@@ -144,41 +143,72 @@ class Translator:
                 waiting.append(number)
             else:
                 translations[number] = Translation(sentence, (_nothing(),))
-        for numbers in _batches(waiting, ids, _BATCH_PIECES // search.beam_size):
-            found = self.search_ids([ids[number] for number in numbers], search)
+        width = search.beam_size if search.sampling is None else search.n_best
+        for numbers in _batches(waiting, ids, _BATCH_PIECES // width):
+            sources = [ids[number] for number in numbers]
+            found = self.search_ids(sources, search, prefixes=[prefixes[n] for n in numbers], places=numbers)
             for number, hypotheses in zip(numbers, found, strict=True):
                 alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
                 translations[number] = Translation(sentences[number], alternatives)
         return [translation for translation in translations if translation is not None]
 
-    def search_ids(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Hypotheses for sentences of pieces (each with the end symbol), all in one batch, best first."""
+    def search_ids(
+        self,
+        source_ids: list[list[int]],
+        search: SearchSettings,
+        *,
+        prefixes: list[list[int]] | None = None,
+        places: list[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Hypotheses for sentences of pieces, all in one batch, best first.
+
+        Args:
+            source_ids: the pieces of each sentence, with the end symbol.
+            search: how.
+            prefixes: the pieces that each hypothesis begins with.
+            places: each sentence's place in the whole input, which chooses its random numbers where it is sampled.
+        """
+        rules = self._rules(search, prefixes or [])
+        limits = torch.tensor([search.longest(len(ids)) for ids in source_ids], device=self.device)
         config = self.model.config
-        longest = torch.tensor([search.longest(len(ids)) for ids in source_ids], device=self.device)
-        rules: list[Rule] = [Forbid(sorted({config.pad_id, config.start_id} - {config.eos_id}))]
-        if search.min_length:
-            rules.append(MinimumLength(search.min_length, config.eos_id))
+        start, end = config.start_id, config.eos_id
         with torch.inference_mode():
             scorer = TransformerScorer(self.model, pad(source_ids, config.pad_id, self.device))
-            if search.beam_size == 1:
-                return greedy_search(
+            if search.sampling is not None:
+                return sample(
                     scorer,
-                    start_id=config.start_id,
-                    eos_id=config.eos_id,
-                    longest=longest,
-                    alpha=search.length_penalty,
+                    start_id=start,
+                    eos_id=end,
+                    longest=limits,
+                    samples=search.n_best,
+                    sampling=search.sampling,
+                    places=places or range(len(source_ids)),
                     rules=rules,
                 )
+            if search.beam_size == 1:
+                alpha = search.length_penalty
+                return greedy_search(scorer, start_id=start, eos_id=end, longest=limits, alpha=alpha, rules=rules)
             return beam_search(
                 scorer,
-                start_id=config.start_id,
-                eos_id=config.eos_id,
-                longest=longest,
+                start_id=start,
+                eos_id=end,
+                longest=limits,
                 beam_size=search.beam_size,
                 n_best=search.n_best,
                 alpha=search.length_penalty,
                 rules=rules,
             )
+
+    def _rules(self, search: SearchSettings, prefixes: list[list[int]]) -> list[Rule]:
+        config = self.model.config
+        rules: list[Rule] = [Forbid(sorted({config.pad_id, config.start_id} - {config.eos_id}))]
+        if search.min_length:
+            rules.append(MinimumLength(search.min_length, config.eos_id))
+        if search.no_repeated_ngrams:
+            rules.append(NoRepeatedNgrams(search.no_repeated_ngrams))
+        if any(prefixes):
+            rules.append(ForcedPrefix(prefixes))
+        return rules
 
     def _alternative(self, hypothesis: Hypothesis) -> Alternative:
         target = self.tokenizer.target

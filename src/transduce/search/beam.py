@@ -86,7 +86,7 @@ def beam_search(
     while len(state.rows):
         logits = scorer.step(newest).float()
         for rule in rules:
-            logits = rule.apply(logits, state.pieces)
+            logits = rule.apply(logits, state.pieces, state.rows)
         parents = advance(state, logits, eos_id)
         scorer.reorder(parents)
         drop_finished_sentences(state, scorer)

@@ -1,20 +1,27 @@
-"""Rules on scores: small objects, applied in turn before a piece is chosen."""
+"""Rules on scores: small objects, applied in turn before a piece is chosen.
+
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+_NEVER = float("-inf")
 
 
 class Rule(Protocol):
     """Changes the logits of one step."""
 
-    def apply(self, logits: Tensor, pieces: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """New or changed logits.
 
         Args:
             logits: (B, W, V), float32; may be changed in place.
             pieces: what each hypothesis holds so far, (B, W, t).
+            rows: each sentence's place in the input, (B,).
         """
 
 
@@ -24,9 +31,9 @@ class Forbid:
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
 
-    def apply(self, logits: Tensor, pieces: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Sets their logits to minus infinity."""
-        logits[..., self.ids] = float("-inf")
+        logits[..., self.ids] = _NEVER
         return logits
 
 
@@ -37,8 +44,43 @@ class MinimumLength:
         self.length = length
         self.eos_id = eos_id
 
-    def apply(self, logits: Tensor, pieces: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbids the end symbol while hypotheses are too short."""
         if pieces.shape[-1] < self.length:
-            logits[..., self.eos_id] = float("-inf")
+            logits[..., self.eos_id] = _NEVER
+        return logits
+
+
+class NoRepeatedNgrams:
+    """No run of `length` pieces occurs twice in a hypothesis (Paulus et al. 2018)."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Forbids every piece that would complete a run a second time."""
+        if pieces.shape[-1] < self.length:
+            return logits
+        runs = pieces.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
+        begun = pieces[..., pieces.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
+        again = (runs[..., :-1] == begun[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
+        most = torch.full_like(again, torch.inf, dtype=logits.dtype).masked_fill_(again, _NEVER)
+        return logits.scatter_reduce_(-1, runs[..., -1], most, "amin", include_self=True)
+
+
+class ForcedPrefix:
+    """Each hypothesis begins with its sentence's prefix."""
+
+    def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
+        self.prefixes = [list(prefix) for prefix in prefixes]
+
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+        """Forbids every piece but the prefix' next one, which keeps the score that the model gives it."""
+        position = pieces.shape[-1]
+        for row, sentence in enumerate(rows.tolist()):
+            if position < len(self.prefixes[sentence]):
+                forced = self.prefixes[sentence][position]
+                kept = logits[row, :, forced].clone()
+                logits[row] = _NEVER
+                logits[row, :, forced] = kept
         return logits

@@ -5,8 +5,31 @@ import msgspec
 from transduce.errors import TransduceError
 
 
+class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What may be drawn, where pieces are drawn in place of searched for."""
+
+    # Logits are divided by it: below 1 likely pieces become likelier.
+    temperature: float = 1.0
+    # Only so many of the likeliest pieces may be drawn; 0: all.
+    top_k: int = 0
+    # Only the likeliest pieces that together have this probability may be drawn (Holtzman et al. 2020).
+    top_p: float = 1.0
+    # The same seed draws the same translations of the same input.
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0.0:
+            raise TransduceError(f"`temperature` must be greater than 0, but is {self.temperature}.")
+        if self.top_k < 0:
+            raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise TransduceError(f"`top_p` must be in (0, 1], but is {self.top_p}.")
+        if not 0 <= self.seed < 2**31:
+            raise TransduceError(f"`seed` must be between 0 and 2,147,483,647, but is {self.seed}.")
+
+
 class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of greedy and beam search. The defaults are the paper's (section 6.1)."""
+    """Options of greedy search, beam search and sampling. The defaults are the paper's (section 6.1)."""
 
     beam_size: int = 4
     # Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone.
@@ -19,22 +42,25 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     max_length: int | None = None
     # No end symbol before this many pieces.
     min_length: int = 0
+    # No run of so many pieces occurs twice in a translation; 0: they may.
+    no_repeated_ngrams: int = 0
+    # Draw n_best translations instead of searching for the best ones.
+    sampling: SamplingSettings | None = None
 
     def __post_init__(self) -> None:
         if self.beam_size < 1:
             raise TransduceError(f"`beam_size` must be at least 1, but is {self.beam_size}.")
-        if not 1 <= self.n_best <= self.beam_size:
+        if self.n_best < 1:
+            raise TransduceError(f"`n_best` must be at least 1, but is {self.n_best}.")
+        if self.n_best > self.beam_size and self.sampling is None:
             raise TransduceError(
-                f"`n_best` must be between 1 and `beam_size` ({self.beam_size}), but is {self.n_best}: "
-                "raise `beam_size`."
+                f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
             )
-        for name in ("length_penalty", "max_length_factor", "max_length_extra"):
+        for name in ("length_penalty", "max_length_factor", "max_length_extra", "min_length", "no_repeated_ngrams"):
             if not getattr(self, name) >= 0:
                 raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
         if self.max_length is not None and self.max_length < 1:
             raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
-        if self.min_length < 0:
-            raise TransduceError(f"`min_length` must not be negative, but is {self.min_length}.")
 
     def longest(self, source_pieces: int) -> int:
         """The greatest number of pieces, end symbol included, for a source of this many pieces."""

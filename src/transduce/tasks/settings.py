@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -176,7 +177,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
     for key, value in content.items():
         if key not in hints:
             raise TransduceError(_unknown_key((*path, key, *_first_inside(value))))
-        inner = _struct_of(hints[key])
+        inner = struct_of(hints[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, (*path, key))
 
@@ -201,18 +202,19 @@ def _unknown_key(path: tuple[str, ...]) -> str:
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
     """All settings by their full names."""
     for key, hint in get_type_hints(struct).items():
-        inner = _struct_of(hint)
+        inner = struct_of(hint)
         if inner is None:
             yield prefix + key
         else:
             yield from setting_names(inner, f"{prefix}{key}.")
 
 
-def _struct_of(hint: Any) -> type[msgspec.Struct] | None:
+def struct_of(hint: Any) -> type[msgspec.Struct] | None:
+    """The table of settings that a field of this type holds, or None."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
-    if get_origin(hint) is Union:
-        return next((s for s in map(_struct_of, get_args(hint)) if s is not None), None)
+    if get_origin(hint) in (Union, UnionType):
+        return next((s for s in map(struct_of, get_args(hint)) if s is not None), None)
     return None
 
 

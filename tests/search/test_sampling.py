@@ -1,0 +1,108 @@
+"""Sampling: pieces come as often as they should, and a sentence's draws are its own."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.search.sampling import draw, sample
+from transduce.search.settings import SamplingSettings
+
+START, END, A, B = 0, 1, 2, 3
+PROBABILITIES = {END: 0.5, A: 0.3, B: 0.2}
+
+
+class ConstantScorer:
+    """The same probabilities at every step; remembers how many sentences each step computed."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def step(self, pieces: Tensor) -> Tensor:
+        self.batches.append(len(pieces))
+        row = torch.tensor([0.0, *PROBABILITIES.values()]).log()
+        return row.repeat(*pieces.shape, 1)
+
+    def reorder(self, parents: Tensor) -> None:
+        assert not parents.any()
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        pass
+
+
+def first_pieces(**cuts: float) -> Tensor:
+    logits = torch.tensor([0.0, *PROBABILITIES.values()]).log().repeat(1, 10_000, 1)
+    uniform = torch.rand(1, 10_000, generator=torch.Generator().manual_seed(3))
+    return draw(logits, uniform, **cuts)[0]  # type: ignore[arg-type]
+
+
+def shares(pieces: Tensor) -> list[float]:
+    return (torch.bincount(pieces, minlength=4) / len(pieces)).tolist()
+
+
+def test_pieces_come_as_often_as_their_probability_says() -> None:
+    assert shares(first_pieces()) == pytest.approx([0.0, 0.5, 0.3, 0.2], abs=0.02)
+
+
+def test_the_likeliest_k_share_the_probability() -> None:
+    assert shares(first_pieces(top_k=2)) == pytest.approx([0.0, 0.5 / 0.8, 0.3 / 0.8, 0.0], abs=0.02)
+    assert shares(first_pieces(top_k=1)) == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_the_nucleus_is_the_least_set_that_reaches_p() -> None:
+    assert shares(first_pieces(top_p=0.5)) == [0.0, 1.0, 0.0, 0.0]
+    assert shares(first_pieces(top_p=0.51)) == pytest.approx([0.0, 0.5 / 0.8, 0.3 / 0.8, 0.0], abs=0.02)
+
+
+def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() -> None:
+    cold = sample(
+        ConstantScorer(),
+        start_id=START,
+        eos_id=END,
+        longest=torch.tensor([5]),
+        samples=50,
+        sampling=SamplingSettings(temperature=0.01),
+        places=[1],
+    )
+    assert {hypothesis.ids for hypothesis in cold[0]} == {()}
+    assert cold[0][0].piece_log_probabilities == pytest.approx([math.log(0.5)])
+
+
+def draw_sentences(places: list[int]) -> list[list[tuple[int, ...]]]:
+    found = sample(
+        ConstantScorer(),
+        start_id=START,
+        eos_id=END,
+        longest=torch.full((len(places),), 30),
+        samples=4,
+        sampling=SamplingSettings(seed=5),
+        places=places,
+    )
+    return [[hypothesis.ids for hypothesis in hypotheses] for hypotheses in found]
+
+
+def test_a_sentences_draws_depend_on_seed_and_place_alone() -> None:
+    together = draw_sentences([1, 2, 3])
+    assert together == [draw_sentences([place])[0] for place in (1, 2, 3)]
+    assert len({tuple(hypotheses) for hypotheses in together}) == 3
+
+
+def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
+    scorer = ConstantScorer()
+    found = sample(
+        scorer,
+        start_id=START,
+        eos_id=END,
+        longest=torch.full((8,), 30),
+        samples=2,
+        sampling=SamplingSettings(),
+        places=list(range(8)),
+    )
+    assert scorer.batches[0] == 8
+    assert scorer.batches == sorted(scorer.batches, reverse=True)
+    assert scorer.batches[-1] < 8
+    for hypothesis in (hypothesis for hypotheses in found for hypothesis in hypotheses):
+        assert hypothesis.ended
+        expected = [math.log(PROBABILITIES[piece]) for piece in (*hypothesis.ids, END)]
+        assert hypothesis.piece_log_probabilities == pytest.approx(expected)
