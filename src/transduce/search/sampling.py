@@ -42,7 +42,7 @@ def sample(
     Returns:
         N lists of `samples` hypotheses, in the order of drawing.
     """
-    generators = [torch.Generator().manual_seed((sampling.seed << 32) + place) for place in places]
+    generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in places]
 
     def choose(logits: Tensor, rows: Tensor) -> Tensor:
         drawn = [torch.rand(samples, generator=generators[row]) for row in rows.tolist()]
@@ -51,6 +51,11 @@ def sample(
 
     walk = Walk(longest=longest, width=samples, start_id=start_id, eos_id=eos_id, alpha=0.0)
     return walk.run(scorer, choose, rules)
+
+
+def _seed(seed: int, place: int) -> int:
+    """A generator's seed for one sentence; PyTorch's generator takes 32 bits."""
+    return (seed * 0x9E3779B1 + place * 0x85EBCA6B) % 2**32
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
