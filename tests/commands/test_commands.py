@@ -223,6 +223,21 @@ def test_portions_keep_the_order(
     assert outputs[0].count("\n") == 12
 
 
+def test_what_is_drawn_follows_the_seed_across_portions(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path
+) -> None:
+    def drawn(*options: str) -> str:
+        arguments = [str(trained), str(toy_corpus / "dev.zh"), "--sample", "--max-length", "8", "--precision", "fp32"]
+        assert main(["translate", *arguments, *options]) == 0
+        return capsys.readouterr().out
+
+    first = drawn("--seed", "3")
+    assert first != drawn("--seed", "4")
+    monkeypatch.setattr("transduce.commands.translate._LINES_AT_ONCE", 7)
+    assert drawn("--seed", "3") == first
+    assert drawn("--n-best", "5").count("\n") == 5 * first.count("\n")
+
+
 def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"ok\n\xff\n")
@@ -232,7 +247,9 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
         ([str(trained), str(tmp_path)], "is a folder, but a text file is needed"),
         ([str(trained), str(bad)], "bad.txt:2: files must be UTF-8"),
         ([str(trained), str(bad), "--beam-size", "0"], "`beam_size` must be at least 1, but is 0."),
-        ([str(trained), str(bad), "--n-best", "9"], "`n_best` must be between 1 and `beam_size` (4), but is 9"),
+        ([str(trained), str(bad), "--n-best", "9"], "`n_best` must be at most `beam_size` (4), but is 9"),
+        ([str(trained), str(bad), "--sample", "--top-p", "2"], "`top_p` must be in (0, 1], but is 2.0."),
+        ([str(trained), str(bad), "--sample", "--temperature", "0"], "`temperature` must be greater than 0"),
         ([str(trained), "--threads", "0"], "`threads` must be at least 1, but is 0."),
     ):
         assert main(["translate", *arguments, "--precision", "fp32"]) == 2

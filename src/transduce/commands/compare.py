@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from transduce.commands.options import (
     add_computing,
@@ -10,12 +9,13 @@ from transduce.commands.options import (
     add_search,
     check_writable,
     load_translator,
-    search_arguments,
+    search_settings,
     write_report,
 )
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
 from transduce.evaluation.significance import compare
+from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
-    search = search_arguments(options)
+    search = search_settings(options)
     check_writable(options.json)
     references = list(read_lines(options.reference))
     if options.source is not None:
@@ -63,14 +63,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _hypotheses(place: str, options: argparse.Namespace, search: dict[str, Any]) -> tuple[list[str], str | None]:
+def _hypotheses(place: str, options: argparse.Namespace, search: SearchSettings) -> tuple[list[str], str | None]:
     """Translations out of a file or by a model, and the model's target language."""
     if not Path(place).is_dir():
         return list(read_lines(place)), None
     if options.source is None:
         raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
     translator = load_translator(place, options)
-    translations = translator(list(read_lines(options.source)), **search)
+    translations = translator(list(read_lines(options.source)), search=search)
     return [translation.text for translation in translations], translator.target_language
 
 

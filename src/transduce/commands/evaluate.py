@@ -10,8 +10,9 @@ from transduce.commands.options import (
     add_scoring,
     add_search,
     check_writable,
+    decoding_record,
     load_translator,
-    search_arguments,
+    search_settings,
     write_report,
 )
 from transduce.durable import write_file
@@ -33,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
-    search = search_arguments(options)
+    search = search_settings(options)
     check_writable(options.output, options.json)
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
     check_line_counts({"sources": sources, "references": references})
     translator = load_translator(options.model, options)
     started_at = time.monotonic()
-    hypotheses = [translation.text for translation in translator(sources, **search)]
+    hypotheses = [translation.text for translation in translator(sources, search=search)]
     elapsed_seconds = time.monotonic() - started_at
     if options.output:
         write_file(Path(options.output), "".join(f"{line}\n" for line in hypotheses).encode())
@@ -49,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
         target_language=translator.target_language,
         tokenize=options.tokenize,
         lowercase=options.lowercase,
-        decoding={name: value for name, value in search.items() if value is not None}
-        | {"precision": translator.precision},
+        decoding=decoding_record(search, translator.precision),
     )
     write_report(report, options.json)
     sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """How to search: --beam-size, --length-penalty, --max-length."""
+    """How to search: --beam-size, --length-penalty, --max-length, --min-length, --no-repeated-ngrams."""
     parser.add_argument(
         "--beam-size", type=int, default=4, metavar="N", help="hypotheses kept at each step; 1 is greedy"
     )
@@ -40,6 +39,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="at most so many new pieces; source pieces + 50 where nothing is said",
+    )
+    parser.add_argument("--min-length", type=int, default=0, metavar="N", help="at least so many new pieces")
+    parser.add_argument(
+        "--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may"
     )
 
 
@@ -58,19 +61,28 @@ def load_translator(folder: str, options: argparse.Namespace) -> Translator:
     return load(folder, precision=options.precision, device=options.device, threads=options.threads)
 
 
-def search_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_search`, as a translator takes them.
+def search_settings(options: argparse.Namespace, *, n_best: int = 1) -> SearchSettings:
+    """The options of `add_search`.
 
     Raises:
         TransduceError: one is out of its range, which is better said before a model is loaded.
     """
-    arguments = {
-        "beam_size": options.beam_size,
-        "length_penalty": options.length_penalty,
-        "max_length": options.max_length,
-    }
-    SearchSettings(**arguments)
-    return arguments
+    return SearchSettings(
+        beam_size=options.beam_size,
+        length_penalty=options.length_penalty,
+        n_best=n_best,
+        max_length=options.max_length,
+        min_length=options.min_length,
+        no_repeated_ngrams=options.no_repeated_ngrams,
+    )
+
+
+def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
+    """What a score must be accompanied by: how its translations were found."""
+    said = {"max_length": search.max_length, "min_length": search.min_length}
+    said["no_repeated_ngrams"] = search.no_repeated_ngrams
+    unusual = {name: value for name, value in said.items() if value}
+    return {"beam_size": search.beam_size, "length_penalty": search.length_penalty} | unusual | {"precision": precision}
 
 
 def check_writable(*paths: str | None) -> None:

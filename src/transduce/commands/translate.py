@@ -6,11 +6,12 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from transduce.commands.options import add_computing, add_search, load_translator, search_arguments
+import msgspec
+
+from transduce.commands.options import add_computing, add_search, load_translator, search_settings
 from transduce.runtime.translator import Translator
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.files import read_lines
 
 _LINES_AT_ONCE = 1024
@@ -28,13 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="alternatives; more than 1 prints `number ||| text ||| score`",
     )
     add_search(parser)
+    add_sampling(parser)
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """One line out for each line in; a prompt on a terminal."""
-    search = search_arguments(options) | {"n_best": options.n_best}
-    SearchSettings(**search)
+    search = search_settings(options, n_best=1 if options.sample else options.n_best)
+    if options.sample:
+        search = msgspec.structs.replace(search, n_best=options.n_best, sampling=sampling_settings(options))
     translator = load_translator(options.model, options)
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
     try:
@@ -47,6 +50,26 @@ def run(options: argparse.Namespace) -> int:
     finally:
         output.detach()
     return 0
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Drawing in place of searching: --sample, --temperature, --top-k, --top-p, --seed."""
+    parser.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="below 1 likely pieces get likelier"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the likeliest K pieces; 0: all")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest pieces that reach P together"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed draws the same translations")
+
+
+def sampling_settings(options: argparse.Namespace) -> SamplingSettings:
+    """The options of `add_sampling`."""
+    return SamplingSettings(
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+    )
 
 
 def stdin_lines() -> Iterator[str]:
@@ -65,14 +88,13 @@ def stdin_lines() -> Iterator[str]:
 
 
 def translate_lines(
-    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, search: dict[str, Any]
+    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, search: SearchSettings
 ) -> None:
     """Translates in portions, so that output follows input closely and memory stays flat."""
     number = 0
     for portion in portions(lines, _LINES_AT_ONCE):
-        found = translator(portion, **search)
-        for translation in found:
-            if search["n_best"] == 1:
+        for translation in translator.translate(portion, search, first_place=number):
+            if search.n_best == 1:
                 output.write(translation.text + "\n")
             else:
                 for alternative in translation.alternatives:
@@ -93,7 +115,7 @@ def portions(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield portion
 
 
-def prompt(translator: Translator, output: io.TextIOWrapper, search: dict[str, Any]) -> None:
+def prompt(translator: Translator, output: io.TextIOWrapper, search: SearchSettings) -> None:
     """Reads sentences from a person until the input ends."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
@@ -104,7 +126,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, search: dict[str, A
             return
         if not sentence.strip():
             return
-        for alternative in translator(sentence, **search).alternatives:
+        for alternative in translator(sentence, search=search).alternatives:
             output.write(alternative.text + "\n")
         output.flush()
 

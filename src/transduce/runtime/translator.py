@@ -113,12 +113,22 @@ class Translator:
             return self.translate([text], chosen, prefix=prefix or "")[0]
         return self.translate(list(text), chosen, prefix=prefix or "")
 
-    def translate(self, sentences: list[str], search: SearchSettings, *, prefix: str = "") -> list[Translation]:
-        """Translates sentences, sorted by length inside and returned in their own order."""
+    def translate(
+        self, sentences: list[str], search: SearchSettings, *, prefix: str = "", first_place: int = 0
+    ) -> list[Translation]:
+        """Translates sentences, sorted by length inside and returned in their own order.
+
+        Args:
+            sentences: of any length; what is longer than the model takes is cut and joined again.
+            search: how.
+            prefix: what every translation begins with.
+            first_place: the first sentence's place in an input that comes in portions; what is sampled depends on it.
+        """
         cut = [self._cut(sentence) for sentence in sentences]
         prefix_ids = self.tokenizer.target.encode(prefix) if prefix else []
         prefixes = [prefix_ids if number == 0 else [] for parts in cut for number in range(len(parts))]
-        found = iter(self._translate_parts([part for parts in cut for part in parts], prefixes, search))
+        parts = [part for parts in cut for part in parts]
+        found = iter(self._translate_parts(parts, prefixes, search, first_place))
         separator = "" if self.target_language in _UNSPACED_LANGUAGES else " "
         return [
             join_parts(sentence, [next(found) for _ in parts], separator)
@@ -133,7 +143,7 @@ class Translator:
         return split_text(sentence, lambda text: len(self.tokenizer.source.encode(text)) <= _LONGEST_SOURCE)
 
     def _translate_parts(
-        self, sentences: list[str], prefixes: list[list[int]], search: SearchSettings
+        self, sentences: list[str], prefixes: list[list[int]], search: SearchSettings, first_place: int
     ) -> list[Translation]:
         ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
         translations: list[Translation | None] = [None] * len(sentences)
@@ -146,7 +156,8 @@ class Translator:
         width = search.beam_size if search.sampling is None else search.n_best
         for numbers in _batches(waiting, ids, _BATCH_PIECES // width):
             sources = [ids[number] for number in numbers]
-            found = self.search_ids(sources, search, prefixes=[prefixes[n] for n in numbers], places=numbers)
+            places = [first_place + number for number in numbers]
+            found = self.search_ids(sources, search, prefixes=[prefixes[n] for n in numbers], places=places)
             for number, hypotheses in zip(numbers, found, strict=True):
                 alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
                 translations[number] = Translation(sentences[number], alternatives)
