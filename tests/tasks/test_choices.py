@@ -7,8 +7,10 @@ from transduce.training.choices import (
     CorpusSize,
     choose_average_decay,
     choose_batch_tokens,
+    choose_best_by,
     choose_epochs,
     choose_learning_rate,
+    choose_patience,
     choose_preset,
     choose_schedule,
     choose_steps,
@@ -139,3 +141,12 @@ def test_every_choice_says_why(pairs: int) -> None:
     assert f"{pairs:,}" in choose_preset(pairs).reason
     assert "pairs^0.4" in choose_vocabulary_size(size).reason
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
+
+
+def test_the_best_model_is_told_by_bleu_where_anything_is_translated() -> None:
+    assert choose_best_by(500).value == "bleu"
+    assert choose_best_by(0).value == "loss"
+
+
+def test_patience_outlasts_the_middle_of_a_run() -> None:
+    assert choose_patience().value == 6

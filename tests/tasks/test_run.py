@@ -184,9 +184,9 @@ def test_the_best_validation_is_what_the_folder_holds(trained: Path) -> None:
     assert checkpoint is not None
     assert refused == []
     lines = (trained / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]
-    losses = {e["step"]: e["loss"] for e in map(json.loads, lines) if e["event"] == "validation"}
-    assert checkpoint.state.best_step == min(losses, key=losses.__getitem__)
-    assert checkpoint.state.best_value == -min(losses.values())
+    scores = {e["step"]: e["bleu"] for e in map(json.loads, lines) if e["event"] == "validation"}
+    assert checkpoint.state.best_step == max(scores, key=scores.__getitem__)
+    assert checkpoint.state.best_value == max(scores.values())
 
 
 # --- stopping and going on -------------------------------------------------------------------------------------

@@ -39,3 +39,8 @@ from transduce.training.settings import TrainingSettings
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         TrainingSettings(**changes)
+
+
+def test_a_score_cannot_choose_the_model_where_nothing_is_translated() -> None:
+    with pytest.raises(TransduceError, match=r"`training\.best_by` is `bleu`, which needs translations, but"):
+        TrainingSettings(best_by="bleu", translate_dev=0)
