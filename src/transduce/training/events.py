@@ -94,6 +94,7 @@ class ProgressDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
+        self._reported = False
         self._task: TaskID | None = None
 
     def start(self, step: int, steps: int | None) -> None:
@@ -109,15 +110,19 @@ class ProgressDisplay:
             self._task = self._bar.add_task("train", total=steps, completed=step, last=steps or "?", text="")
             self._bar.start()
 
-    def advance(self, step: int, steps: int | None) -> None:
-        """A step is done."""
+    def advance(self, step: int, steps: int | None, text: str = "") -> None:
+        """A step is done; `text` is what the bar says until the first report."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, total=steps, last=f"{steps:,}" if steps else "?")
+            last = f"{steps:,}" if steps else "?"
+            self._bar.update(self._task, completed=step, total=steps, last=last)
+            if not self._reported:
+                self._bar.update(self._task, text=text)
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         """Shows a report."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
+        self._reported = True
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=text)
         else:

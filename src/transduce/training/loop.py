@@ -135,7 +135,7 @@ class Trainer:
                 break
             self.elapsed_seconds = time.monotonic() - started_at
             self._decide_steps()
-            self.display.advance(self.step, self.steps)
+            self.display.advance(self.step, self.steps, self._report.text())
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
@@ -272,6 +272,12 @@ class _Report:
         self.total += total
         self.likelihood += likelihood
         self.norms += norm
+
+    def text(self) -> str:
+        """Loss and rate so far, for the bar."""
+        if not self.healthy_tokens:
+            return ""
+        return f"loss {self.total / self.healthy_tokens:.3f} · {self.tokens / self.seconds:,.0f} tokens/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
         """The means."""
