@@ -127,8 +127,8 @@ class Translator:
         cut = [self._cut(sentence) for sentence in sentences]
         prefix_ids = self.tokenizer.target.encode(prefix) if prefix else []
         prefixes = [prefix_ids if number == 0 else [] for parts in cut for number in range(len(parts))]
-        parts = [part for parts in cut for part in parts]
-        found = iter(self._translate_parts(parts, prefixes, search, first_place))
+        flat = [part for parts in cut for part in parts]
+        found = iter(self._translate_parts(flat, prefixes, search, first_place))
         separator = "" if self.target_language in _UNSPACED_LANGUAGES else " "
         return [
             join_parts(sentence, [next(found) for _ in parts], separator)

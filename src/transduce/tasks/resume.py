@@ -76,7 +76,8 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _find(content: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
     *tables, last = name.split(".")
     for table in tables:
-        content = content.get(table, {})
+        # A table that the run did not have, such as search.sampling, had nothing set.
+        content = {last: None} if content.get(table, {}) is None else content.get(table, {})
     if last not in content:
         raise TransduceError(f"There is no setting `{name}`.")
     return content, last
