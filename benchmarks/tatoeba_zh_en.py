@@ -2,6 +2,7 @@
 
     python benchmarks/tatoeba_zh_en.py                      # 45 minutes each; what is finished is not repeated
     python benchmarks/tatoeba_zh_en.py --only joeynmt-256   # one of: ours, joeynmt-ours, joeynmt-256
+    taskset -c 1 python benchmarks/tatoeba_zh_en.py --only joeynmt-256 --peer-minutes 62   # JoeyNMT on one core, longer
     python benchmarks/tatoeba_zh_en.py --quick              # one minute each, few dev and test sentences
 
 All get the same files and cores. Ours is `transduce train` with nothing said but the minutes. JoeyNMT has the settings
@@ -57,6 +58,7 @@ class Work(NamedTuple):
 
     folder: Path
     minutes: float
+    peer_minutes: float
     # JoeyNMT decodes without a cache: a part of the dev set is enough to choose its best checkpoint.
     joeynmt_dev_lines: int
     joeynmt_validations: int
@@ -66,14 +68,14 @@ class Work(NamedTuple):
     lines: int | None
 
 
-def full_work(out: Path, minutes: float) -> Work:
+def full_work(out: Path, minutes: float, peer_minutes: float) -> Work:
     """The comparison that the bar is for."""
-    return Work(out / f"{minutes:g}min", minutes, 500, 9, 60, None)
+    return Work(out / f"{minutes:g}min", minutes, peer_minutes, 500, 5, 60, None)
 
 
 def quick_work(out: Path) -> Work:
     """The same on less work; a model after one minute knows nothing yet, and rambles to the longest length."""
-    return Work(out / "quick", 1.0, 40, 1, 20, 50)
+    return Work(out / "quick", 1.0, 1.0, 40, 1, 20, 50)
 
 
 Files = dict[str, dict[str, Path]]
@@ -130,7 +132,7 @@ def run_joeynmt(work: Work, folder: Path, files: Files, shape: dict[str, float])
         "source": SOURCE,
         "target": TARGET,
         "most_pieces": work.most_pieces,
-        "training_seconds": 60.0 * work.minutes,
+        "training_seconds": 60.0 * work.peer_minutes,
         "validations": work.joeynmt_validations,
         "threads": detect_machine("cpu").threads,
     }
@@ -159,7 +161,8 @@ def run_part(part: str, work: Work, files: Files) -> None:
     else:
         shape = JOEYNMT_256 if part == "joeynmt-256" else our_shape(work, files)
         result = run_joeynmt(work, folder, files, shape)
-    result |= {"minutes": work.minutes, "machine": machine()}
+    minutes = work.minutes if part == "ours" else work.peer_minutes
+    result |= {"minutes": minutes, "threads": detect_machine("cpu").threads, "machine": machine()}
     write_file(folder / RESULT, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -201,7 +204,8 @@ def describe(part: str, result: dict[str, Any]) -> str:
     training, scores = result["training"], result["scores"]
     decoding = ", ".join(f"{name}={value}" for name, value in scores["decoding"].items()) or "the default search"
     lines = [
-        f"{PARTS[part]}: {training['steps']:,} steps in {training['training_seconds']:,.0f} s of training; {decoding}"
+        f"{PARTS[part]}: {training['steps']:,} steps in {training['training_seconds']:,.0f} s of training "
+        f"on {result['threads']} threads; {decoding}"
     ]
     lines += [f"  {scores[m]['metric']} {scores[m]['value']:.2f}  {scores[m]['signature']}" for m in ("bleu", "chrf")]
     return "\n".join(lines)
@@ -211,10 +215,11 @@ def main() -> int:
     """Runs what is not finished, and reports."""
     options = parser(__doc__)
     options.add_argument("--minutes", type=float, default=45.0, help="of training, each side")
+    options.add_argument("--peer-minutes", type=float, help="of JoeyNMT's training (default: as ours)")
     options.add_argument("--only", choices=PARTS, help="run one side; the comparison is made once all are finished")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "tatoeba-zh-en")
     said = options.parse_args()
-    work = quick_work(said.out) if said.quick else full_work(said.out, said.minutes)
+    work = quick_work(said.out) if said.quick else full_work(said.out, said.minutes, said.peer_minutes or said.minutes)
     print(machine(), file=sys.stderr)
     limits = {"train": None, "dev": work.lines, "test": work.lines}
     files = write_corpus(_original, work.folder / "data", limits)
