@@ -203,10 +203,8 @@ def describe(part: str, result: dict[str, Any]) -> str:
     """A part's training, scores and signatures, for people."""
     training, scores = result["training"], result["scores"]
     decoding = ", ".join(f"{name}={value}" for name, value in scores["decoding"].items()) or "the default search"
-    lines = [
-        f"{PARTS[part]}: {training['steps']:,} steps in {training['training_seconds']:,.0f} s of training "
-        f"on {result['threads']} threads; {decoding}"
-    ]
+    effort = f"{training['steps']:,} steps in {training['training_seconds']:,.0f} s on {result['threads']} threads"
+    lines = [f"{PARTS[part]}: {effort}; {decoding}"]
     lines += [f"  {scores[m]['metric']} {scores[m]['value']:.2f}  {scores[m]['signature']}" for m in ("bleu", "chrf")]
     return "\n".join(lines)
 

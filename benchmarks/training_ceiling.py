@@ -1,0 +1,37 @@
+"""The best matrix product among a model's own shapes: what training_speed.py holds a whole step against."""
+
+import statistics
+import time
+
+import torch
+
+from transduce.runtime.machine import Machine
+
+
+def ceiling(d_model: int, d_ff: int, vocabulary_size: int, rows: int, machine: Machine) -> float:
+    """Operations a second of the fastest product of (rows, k) by (k, n), in the machine's precision."""
+    dtype = torch.bfloat16 if machine.precision == "bf16" else torch.float32
+    torch.set_num_threads(machine.threads)
+    shapes = [(d_model, d_model), (d_model, 3 * d_model), (d_model, d_ff), (d_ff, d_model), (d_model, vocabulary_size)]
+    return max(_rate(rows, k, n, dtype, machine.device) for k, n in shapes)
+
+
+def _rate(rows: int, k: int, n: int, dtype: torch.dtype, device: str) -> float:
+    x = torch.randn(rows, k, device=device, dtype=dtype)
+    weight = torch.randn(n, k, device=device, dtype=dtype)
+    operations = 2.0 * rows * k * n
+    repeats = max(1, int(2e10 // operations))
+    seconds = []
+    for _ in range(7):
+        _wait(device)
+        started_at = time.monotonic()
+        for _ in range(repeats):
+            torch.nn.functional.linear(x, weight)
+        _wait(device)
+        seconds.append((time.monotonic() - started_at) / repeats)
+    return operations / statistics.median(seconds)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

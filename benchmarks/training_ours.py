@@ -1,0 +1,84 @@
+"""transduce as a worker of training_speed.py: the model, loss and optimiser of `transduce train`."""
+
+import numpy as np
+import torch
+from training_worker import read_plan, serve
+
+from transduce.data.batches import Batch
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.tasks.translation import TranslationTask
+from transduce.training.optimizer import FlatOptimizer
+from transduce.training.settings import ResolvedTraining
+
+RATE = 1e-4
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def resolve(precision: str) -> ResolvedTraining:
+    """Settings of which only the optimiser's matter here: they are those of the default run."""
+    return ResolvedTraining(
+        seed=1,
+        steps=1000,
+        minutes=None,
+        batch_tokens=4096,
+        accumulate=1,
+        learning_rate=RATE,
+        schedule="linear",
+        warmup_steps=0,
+        beta1=0.9,
+        beta2=0.98,
+        epsilon=1e-9,
+        weight_decay=0.0,
+        clip_norm=1.0,
+        label_smoothing=0.1,
+        precision="fp32" if precision == "fp32" else "bf16",
+        average_decay=0.99,
+        report_every=50,
+        validate_every=None,
+        save_every=None,
+        best_by="loss",
+        patience=0,
+        translate_dev=0,
+        keep_checkpoints=1,
+    )
+
+
+def main() -> None:
+    """Trains."""
+    work, pairs = read_plan()
+    torch.set_num_threads(work.threads)
+    torch.manual_seed(1)
+    config = ModelConfig(
+        source_vocabulary_size=work.vocabulary_size,
+        target_vocabulary_size=work.vocabulary_size,
+        num_encoder_layers=work.num_layers,
+        num_decoder_layers=work.num_layers,
+        d_model=work.d_model,
+        d_ff=work.d_ff,
+        num_heads=work.num_heads,
+        dropout=work.dropout,
+        pad_id=work.pad_id,
+        eos_id=work.eos_id,
+    )
+    with torch.device(work.device):
+        model = Transformer(config)
+    model.train()
+    settings = resolve(work.precision)
+    optimizer = FlatOptimizer(model, settings, DTYPES[work.precision])
+    task = TranslationTask(model, label_smoothing=work.label_smoothing)
+    batches = [
+        Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum())) for s, t in pairs
+    ]
+
+    def step(number: int) -> None:
+        loss = task.loss(batches[number])
+        loss.total.backward()
+        optimizer.collect_gradient()
+        optimizer.step(loss.tokens, RATE)
+
+    serve(work, pairs, step, torch.cuda.synchronize if work.device.startswith("cuda") else lambda: None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Training speed beside JoeyNMT 2.3.0 and Hugging Face's Marian: non-padding target tokens per second.
+
+    python benchmarks/training_speed.py                       # both sizes, the ceiling, the memory
+    python benchmarks/training_speed.py --size 512            # one of them
+    python benchmarks/training_speed.py --isa avx512 avx2     # as if the processor had no more than this
+    python benchmarks/training_speed.py --device cuda         # base and big on a GPU, beside Marian
+    python benchmarks/training_speed.py --quick
+
+All get the same batches of ids: Tatoeba German to English by its real lengths, a joint vocabulary of 8,000 pieces,
+about 4,096 target tokens a step, sentences of like length together. Every toolkit is a process of its own; they take
+turns on the otherwise idle machine, and the median over the rounds counts. The first run makes the peers' environments.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from environments import peer_python
+from report import Row, data_folder, machine, parser, report
+from training_ceiling import ceiling
+from training_worker import Work
+
+from transduce.data.batches import BatchPlan
+from transduce.data.prepared import prepare
+from transduce.runtime.machine import Machine, detect_machine
+from transduce.text.corpus import CorpusFiles, read_pairs
+from transduce.text.filters import FilterSettings
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+
+MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
+JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
+BATCH_TOKENS = 4096
+# What the libraries may use; each of the three has a variable of its own.
+ISA: dict[str, dict[str, str]] = {
+    "all": {},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
+
+
+class Size(NamedTuple):
+    """A model, and the bars for it."""
+
+    name: str
+    num_layers: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    dropout: float
+    joeynmt_bar: float
+
+
+SIZES = {
+    "512": Size("6+6 x 512", 6, 512, 2048, 8, 0.1, 12.0),
+    "128": Size("4+4 x 128", 4, 128, 256, 4, 0.3, 8.0),
+}
+
+
+class Contender(NamedTuple):
+    """A toolkit in one of its forms."""
+
+    name: str
+    script: str
+    precision: str
+    attention: str = "sdpa"
+
+
+def contenders(machine_here: Machine, *, joeynmt: bool) -> list[Contender]:
+    """Ours as it chooses by itself, and the peers in every form."""
+    found = [Contender("transduce", "training_ours.py", machine_here.precision)]
+    if joeynmt:
+        found.append(Contender("JoeyNMT", "training_joeynmt.py", "fp32"))
+    forms = [(precision, attention) for precision in ("fp32", "bf16") for attention in ("sdpa", "eager")]
+    forms.append(("pure-bf16", "eager"))
+    return [*found, *(Contender(f"Marian {p} {a}", "training_marian.py", p, a) for p, a in forms)]
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, contender: Contender, work: Work, environment: dict[str, str]) -> None:
+        self.contender = contender
+        python = sys.executable
+        if contender.script == "training_joeynmt.py":
+            python = str(peer_python("joeynmt", JOEYNMT))
+        elif contender.script == "training_marian.py":
+            python = str(peer_python("marian", MARIAN))
+        plan = work._replace(precision=contender.precision, attention=contender.attention)
+        self.process = subprocess.Popen(
+            [python, str(Path(__file__).with_name(contender.script)), json.dumps(plan._asdict())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if "--verbose" not in sys.argv else None,
+            env={**os.environ, **environment},
+            text=True,
+        )
+        self._read()
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """So many steps; seconds, tokens, memory."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.contender.name} ended with status {self.process.wait()}: see --verbose.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def write_batches(folder: Path, count: int, vocabulary_size: int) -> Path:
+    """Batches of Tatoeba German to English."""
+    path = folder / f"batches-{vocabulary_size}.npz"
+    tatoeba = data_folder() / "tatoeba-de-en"
+    files = CorpusFiles(source=(str(tatoeba / "train.de.gz"),), target=(str(tatoeba / "train.en.gz"),))
+    settings = TokenizerSettings(vocabulary_size=vocabulary_size, joint=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, shrink=False)
+    corpus = prepare(files, tokenizer, FilterSettings(), folder / f"corpus-{vocabulary_size}")
+    plan = BatchPlan(corpus, batch_tokens=BATCH_TOKENS, seed=1)
+    arrays: dict[str, Any] = {}
+    for number in range(count):
+        batch = plan.batch(0, number)
+        arrays |= {f"s{number}": batch.source, f"t{number}": batch.target}
+    np.savez(path, **arrays)
+    return path
+
+
+def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Machine) -> Work:
+    """What all workers get."""
+    return Work(
+        batches=str(batches),
+        vocabulary_size=vocabulary_size,
+        num_layers=size.num_layers,
+        d_model=size.d_model,
+        d_ff=size.d_ff,
+        num_heads=size.num_heads,
+        dropout=size.dropout,
+        label_smoothing=0.1,
+        pad_id=0,
+        eos_id=1,
+        threads=machine_here.threads,
+        device=machine_here.device,
+        precision="",
+        attention="",
+    )
+
+
+class Measured(NamedTuple):
+    """A contender's medians over the rounds."""
+
+    target_rate: float  # non-padding tokens a second
+    source_rate: float
+    peak_bytes: int
+
+
+def measure(
+    found: Iterable[Contender], work: Work, rounds: int, seconds: float, environment: dict[str, str]
+) -> dict[str, Measured]:
+    """All contenders in turns, each for about so many seconds a round."""
+    with ExitStack() as stack:
+        workers = []
+        for contender in found:
+            worker = Worker(contender, work, environment)
+            stack.callback(worker.close)
+            first = worker.run(1)  # plans of the library are made here
+            second = worker.run(1)
+            workers.append((worker, max(1, round(seconds / min(first["seconds"], second["seconds"])))))
+        answers: dict[str, list[dict[str, Any]]] = {worker.contender.name: [] for worker, _ in workers}
+        for _ in range(rounds):
+            for worker, steps in workers:
+                answers[worker.contender.name].append(worker.run(steps))
+    return {name: _medians(rows) for name, rows in answers.items()}
+
+
+def _medians(rows: list[dict[str, Any]]) -> Measured:
+    return Measured(
+        statistics.median(row["target_tokens"] / row["seconds"] for row in rows),
+        statistics.median(row["source_tokens"] / row["seconds"] for row in rows),
+        max(row["peak_bytes"] for row in rows),
+    )
+
+
+def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, judged: bool) -> list[Row]:
+    """Ours against each peer; bars against JoeyNMT and against Marian at its best."""
+    ours = measured["transduce"].target_rate
+    rows = []
+    honest = {name: m for name, m in measured.items() if name.startswith("Marian") and "pure" not in name}
+    best = max(honest, key=lambda name: honest[name].target_rate)
+    marian_bar = 2.0 if isa == "all" else 1.15
+    where = size.name if isa == "all" else f"{size.name}, {isa}"
+    for name, peer in measured.items():
+        if name == "transduce":
+            continue
+        bar = marian_bar if name == best else size.joeynmt_bar if name == "JoeyNMT" and isa == "all" else None
+        ratio = ours / peer.target_rate
+        rows.append(
+            Row(
+                f"training, {where}",
+                ours,
+                "target tokens/s",
+                peer=name,
+                peer_value=peer.target_rate,
+                ratio=ratio,
+                bar=f">= {bar:g} x" if bar and judged else None,
+                holds=ratio >= bar if bar and judged else None,
+            )
+        )
+    return rows
+
+
+def ceiling_row(size: Size, work: Work, ours: Measured, best: float, *, judged: bool) -> Row:
+    """The share of the best matrix product that the whole step reaches.
+
+    6 operations for every parameter and token: the encoder's with the source's, the decoder's and the projection's with
+    the target's. The decoder's keys and values of the memory count with the source.
+    """
+    square, wide = size.d_model * size.d_model, size.d_model * size.d_ff
+    on_source = size.num_layers * (4 * square + 2 * wide + 2 * square)
+    on_target = size.num_layers * (6 * square + 2 * wide) + work.vocabulary_size * size.d_model
+    done = 6 * (on_source * ours.source_rate + on_target * ours.target_rate)
+    share = done / best
+    judged = judged and size.d_model == 512
+    return Row(
+        f"training, {size.name}, arithmetic",
+        done / 1e12,
+        "TFLOP/s",
+        peer="the best matrix product among the model's shapes",
+        peer_value=best / 1e12,
+        ratio=share,
+        bar=">= 0.4" if judged else None,
+        holds=share >= 0.4 if judged else None,
+    )
+
+
+def memory_rows(folder: Path, machine_here: Machine, *, quick: bool) -> list[Row]:
+    """Peak memory with a vocabulary of 32,000."""
+    vocabulary_size = 8_000 if quick else 32_000
+    work = make_work(SIZES["512"], write_batches(folder, 8, vocabulary_size), vocabulary_size, machine_here)
+    found = [c for c in contenders(machine_here, joeynmt=False) if "pure" not in c.name]
+    peaks: dict[str, int] = {}
+    for contender in found:
+        worker = Worker(contender, work, {})
+        peaks[contender.name] = worker.run(1 if quick else 8)["peak_bytes"]
+        worker.close()
+    least = min((name for name in peaks if name != "transduce"), key=lambda name: peaks[name])
+    ratio = peaks["transduce"] / peaks[least]
+    row = Row(
+        f"peak memory, 6+6 x 512, vocabulary {vocabulary_size:,}",
+        peaks["transduce"] / 2**20,
+        "MiB",
+        peer=least,
+        peer_value=peaks[least] / 2**20,
+        ratio=ratio,
+        bar=None if quick else "<= 0.5 x",
+        holds=None if quick else ratio <= 0.5,
+    )
+    return [row]
+
+
+def main() -> int:
+    """Measures and reports."""
+    options = parser(__doc__)
+    options.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES))
+    options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=12.0, help="a contender and round, about")
+    options.add_argument("--skip", nargs="*", choices=("joeynmt", "memory", "ceiling"), default=[])
+    options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
+    said = options.parse_args()
+    print(machine(), file=sys.stderr)
+    here = detect_machine("cpu")
+    rounds, seconds = (2, 2.0) if said.quick else (said.rounds, said.seconds)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        batches = write_batches(folder, 24 if said.quick else 64, 8_000)
+        for isa in said.isa:
+            for name in said.size:
+                size, work = SIZES[name], make_work(SIZES[name], batches, 8_000, here)
+                found = contenders(here, joeynmt="joeynmt" not in said.skip and isa == "all")
+                measured = measure(found, work, rounds, seconds, ISA[isa])
+                rows += speed_rows(size, isa, measured, judged=not said.quick)
+                if isa == "all" and "ceiling" not in said.skip:
+                    best = ceiling(size.d_model, size.d_ff, 8_000, BATCH_TOKENS, here)
+                    rows.append(ceiling_row(size, work, measured["transduce"], best, judged=not said.quick))
+        if "memory" not in said.skip:
+            rows += memory_rows(folder, here, quick=said.quick)
+    return report(rows, said.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
