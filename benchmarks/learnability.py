@@ -2,11 +2,14 @@
 
     python benchmarks/learnability.py                  # five seeds of both tasks: minutes on one core
     python benchmarks/learnability.py --quick          # one seed of each
+    python benchmarks/learnability.py --variants       # copying, by every brick and kind of model; or --variants gru
     python benchmarks/learnability.py --json rows.json # the figures as a list of rows; `-` for standard output
 
 Ten symbols, 1 to 12 of them in a sequence, a Transformer of 2 + 2 layers × 32 without dropout, greedy search. At least
 99 % of 1,000 held-out sequences must come out exactly. Held out are random sequences of all lengths, at most a fifth of
 those that a length has; training never sees them as a source. The exit status is 1 where the bar is missed.
+
+The variants are in `learnability_variants.py`. Those that cannot do it have no bar: they are shown as they are.
 """
 
 import math
@@ -17,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from learnability_variants import VARIANTS, StateScorer, Variant
 from report import Row, machine, parser, report
 from rich.console import Console
 from torch import Tensor
 
+from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
 from transduce.search.greedy import greedy_search
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
@@ -36,6 +41,7 @@ BATCH_SEQUENCES = 64
 BAR_PERCENT = 99.0
 TASKS = ("copy", "reverse")
 MOST_STEPS = 3000
+PLAIN = Variant("", {})
 
 
 class Sequences:
@@ -126,29 +132,27 @@ def _settings(seed: int, steps: int) -> ResolvedTraining:
     )
 
 
-def train(sequences: Sequences, *, seed: int, steps: int, console: Console) -> Transformer:
+def train(sequences: Sequences, variant: Variant, *, seed: int, steps: int, console: Console) -> Model:
     """A model that was trained on one task."""
     torch.manual_seed(seed)
-    model = Transformer(
-        ModelConfig(
-            source_vocabulary_size=FIRST_SYMBOL + SYMBOLS,
-            target_vocabulary_size=FIRST_SYMBOL + SYMBOLS,
-            num_encoder_layers=2,
-            num_decoder_layers=2,
-            d_model=32,
-            d_ff=64,
-            num_heads=4,
-            dropout=0.0,
-            pad_id=PAD,
-            eos_id=EOS,
-            start_id=PAD,
-        )
-    )
+    shape: dict[str, Any] = {
+        "source_vocabulary_size": FIRST_SYMBOL + SYMBOLS,
+        "target_vocabulary_size": FIRST_SYMBOL + SYMBOLS,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "d_model": 32,
+        "d_ff": 64,
+        "num_heads": 4,
+        "dropout": 0.0,
+        "pad_id": PAD,
+        "eos_id": EOS,
+        "start_id": PAD,
+    }
+    model = build_model(ModelConfig(**(shape | variant.settings)))
 
     def loss(batch: Any) -> Loss:
-        source, target = batch
-        inputs = torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], dim=1)
-        return projected_cross_entropy(model.hidden(source, inputs), model.output_weight, target, pad_id=PAD)
+        hidden, labels = teacher_forced(model, *batch)
+        return projected_cross_entropy(hidden, model.output_weight, labels, pad_id=PAD)
 
     with tempfile.TemporaryDirectory() as folder:
         Trainer(
@@ -162,27 +166,42 @@ def train(sequences: Sequences, *, seed: int, steps: int, console: Console) -> T
     return model.eval()
 
 
-def exact(model: Transformer, sequences: Sequences) -> Tensor:
+def teacher_forced(model: Model, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The last layer (B, T, D) and the pieces that it should tell, (B, T)."""
+    if isinstance(model, Encoder):
+        raise TypeError("an encoder alone writes no answers")
+    if not isinstance(model, Decoder):
+        inputs = torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], dim=1)
+        return model.hidden(source, inputs), target
+    # A decoder alone reads the source and goes on with the target: one row, whose padding is moved to its end.
+    row = torch.cat([source, target], dim=1)
+    order = (row == PAD).to(torch.int8).sort(dim=1, stable=True).indices
+    asked = torch.cat([torch.full_like(source, PAD), target], dim=1)
+    row, asked = row.gather(1, order), asked.gather(1, order)
+    return model.hidden(row[:, :-1]), asked[:, 1:]
+
+
+def exact(model: Model, sequences: Sequences) -> Tensor:
     """Which of the held-out sequences come out exactly, (1000,)."""
     source, target = sequences.pairs(sequences.held_out)
     with torch.inference_mode():
         longest = torch.full((len(source),), 2 * LONGEST)
-        found = greedy_search(TransformerScorer(model, source), start_id=PAD, eos_id=EOS, longest=longest)
+        found = greedy_search(StateScorer(model, source, PAD), start_id=PAD, eos_id=EOS, longest=longest)
     answers = [tuple(piece for piece in row if piece >= FIRST_SYMBOL) for row in target.tolist()]
     return torch.tensor([best.ended and best.ids == answer for (best,), answer in zip(found, answers, strict=True)])
 
 
-def measure(task: str, *, seed: int, steps: int, console: Console) -> list[Row]:
+def measure(task: str, *, seed: int, steps: int, console: Console, variant: Variant = PLAIN) -> list[Row]:
     """Trains one model and counts its exact answers: of all held-out sequences, and of the longest ones."""
     started_at = time.monotonic()
     sequences = Sequences(task, seed)
-    right = exact(train(sequences, seed=seed, steps=steps, console=console), sequences)
+    right = exact(train(sequences, variant, seed=seed, steps=steps, console=console), sequences)
     percent = 100.0 * right.double().mean().item()
     hardest = 100.0 * right[_lengths(sequences.held_out)[:, 0] == LONGEST].double().mean().item()
-    name = f"{task}, seed {seed}, {steps} steps"
-    bar = f"at least {BAR_PERCENT:g} %"
+    name = f"{task}, {variant.name}, seed {seed}, {steps} steps".replace(", ,", ",")
+    bar = f"at least {BAR_PERCENT:g} %" if variant.has_bar else None
     return [
-        Row(f"{name}: unseen sequences exact", percent, "%", bar=bar, holds=percent >= BAR_PERCENT),
+        Row(f"{name}: unseen sequences exact", percent, "%", bar=bar, holds=percent >= BAR_PERCENT if bar else None),
         Row(f"{name}: of those with {LONGEST} symbols", hardest, "%"),
         Row(f"{name}: training and search", time.monotonic() - started_at, "s"),
     ]
@@ -193,14 +212,23 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=1000, help=f"of each training, at most {MOST_STEPS}")
     options.add_argument("--threads", type=int, default=1, help="threads to compute with (one is fastest here)")
+    options.add_argument("--variants", nargs="*", metavar="NAME", help="these variants on copying; none named: all")
     said = options.parse_args()
     if not 10 <= said.steps <= MOST_STEPS:
         options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {said.steps}")
+    known = {variant.name: variant for variant in VARIANTS}
+    unknown = [name for name in said.variants or () if name not in known]
+    if unknown:
+        options.error(f"--variants must be some of {', '.join(known)}, but one is {unknown[0]}")
     torch.set_num_threads(said.threads)
     console = Console(stderr=True, highlight=False)
     console.print(machine())
-    seeds = range(1, 2 if said.quick else 6)
-    runs = [measure(task, seed=seed, steps=said.steps, console=console) for task in TASKS for seed in seeds]
+    if said.variants is not None:
+        chosen = [known[name] for name in said.variants] or [v for v in VARIANTS if v.in_quick or not said.quick]
+        runs = [measure("copy", seed=1, steps=said.steps, console=console, variant=variant) for variant in chosen]
+    else:
+        seeds = range(1, 2 if said.quick else 6)
+        runs = [measure(task, seed=seed, steps=said.steps, console=console) for task in TASKS for seed in seeds]
     return report([row for rows in runs for row in rows], said.json)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention, attend
+from transduce.model.attend import attend
+from transduce.model.attention import MultiHeadAttention
 from transduce.model.dropout import Dropout
 from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from transduce.model.cache import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
 
 PAD, EOS, V = 0, 1, 17
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])
@@ -102,26 +101,26 @@ def test_hypotheses_side_by_side_equal_each_alone() -> None:
     model, width = build(), 3
     generator = torch.Generator().manual_seed(4)
     with torch.inference_mode():
-        scorer = TransformerScorer(model, SOURCES)
+        state = model.start(SOURCES)
         histories = [[[PAD]] for _ in range(3)]  # by sentence, by hypothesis
         sentences = [0, 1, 2]
         newest = torch.full((3, 1), PAD)
         for step in range(20):
-            logits = scorer.step(newest)
+            logits = model.project(state.step(newest))
             assert logits.shape == (len(sentences), len(histories[0]), V)
             for row, sentence in enumerate(sentences):
                 for hypothesis, pieces in enumerate(histories[row]):
                     close(logits[row, hypothesis], decode_alone(model, SOURCES[sentence], pieces))
             parents = torch.randint(len(histories[0]), (len(sentences), width), generator=generator)
             newest = torch.randint(2, V, (len(sentences), width), generator=generator)
-            scorer.reorder(parents)
+            state.reorder(parents)
             histories = [
                 [[*histories[row][parent], piece] for parent, piece in zip(chosen, added, strict=True)]
                 for row, (chosen, added) in enumerate(zip(parents.tolist(), newest.tolist(), strict=True))
             ]
             if step in {4, 11}:  # the second sentence finishes, then the first
                 rows = torch.tensor([0, 2] if step == 4 else [1])
-                scorer.keep_sentences(rows)
+                state.keep_sentences(rows)
                 newest = newest[rows]
                 histories = [histories[row] for row in rows.tolist()]
                 sentences = [sentences[row] for row in rows.tolist()]
@@ -131,10 +130,11 @@ def test_hypotheses_side_by_side_equal_each_alone() -> None:
 def test_greedy_steps_equal_each_sentence_alone() -> None:
     model = build()
     with torch.inference_mode():
-        scorer = TransformerScorer(model, SOURCES)
+        state = model.start(SOURCES)
         histories = [[PAD], [PAD], [PAD]]
         for step in range(6):
-            logits = scorer.step(torch.tensor([[pieces[-1]] for pieces in histories]))
+            newest = torch.tensor([[pieces[-1]] for pieces in histories])
+            logits = model.project(state.step(newest))
             for row, pieces in enumerate(histories):
                 close(logits[row, 0], decode_alone(model, SOURCES[row], pieces))
                 pieces.append(2 + step + row)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.model.attention import attend
+from transduce.model.attend import attend
 from transduce.model.masks import AttentionMask, ancestry_mask, look_ahead_mask, padding_mask, target_mask
 
 PAD = 0

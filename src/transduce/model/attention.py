@@ -1,18 +1,21 @@
-"""Multi-head scaled dot-product attention (sections 3.2.1 and 3.2.2): the only attention there is.
+"""Multi-head attention (section 3.2.2): the only one there is.
 
-It serves training and decoding, self-attention and attention to the memory.
-Legend: B batch, Q queries, L keys, D model width, H heads, K width of a key, V width of a value.
+It serves training and decoding, self-attention and attention to the memory, with any score (`scores.py`).
+Legend: B batch, Q queries, L keys, D model width, H heads, G heads of keys and values, K width of a key, V width of a
+value.
 """
 
-import math
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.attend import attend
 from transduce.model.cache import KeyValueCache
+from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.masks import AttentionMask
+from transduce.model.positions import EVERYWHERE, Reach
+from transduce.model.scores import Attend, ScoredAttention, build_score
+from transduce.model.window import Window, attend_in_window
 
 
 class AttentionTrace:
@@ -24,54 +27,11 @@ class AttentionTrace:
         self.memory: list[Tensor] = []
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask | None = None,
-    *,
-    dropout: Dropout | None = None,
-    weights_to: list[Tensor] | None = None,
-) -> Tensor:
-    """softmax(Q Kᵀ / √d_k + mask) V, equation (1).
-
-    Args:
-        query: (B, H, Q, K).
-        key: (B, H, L, K).
-        value: (B, H, L, V).
-        mask: broadcastable to (B, H, Q, L), True = may attend.
-        dropout: applied to the weights.
-        weights_to: a list that receives the weights, (B, H, Q, L).
-
-    Returns:
-        (B, H, Q, V).
-    """
-    scale = 1.0 / math.sqrt(query.shape[-1])
-    if weights_to is None and _library_kernel_is_better(query, key, dropout):
-        bias = None if mask is None else mask.bias(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    scores = torch.matmul(query * scale, key.transpose(-1, -2))  # (B, H, Q, L)
-    if mask is not None:
-        scores = scores + mask.bias(scores.dtype)
-    weights = scores.softmax(dim=-1)
-    if weights_to is not None:
-        weights_to.append(weights.detach())
-    if dropout is not None:
-        weights = dropout(weights)
-    return torch.matmul(weights, value)
-
-
-def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """On a GPU always; on a CPU where scores would be large, since its backward pass is slow (docs/benchmarks.md)."""
-    if dropout is not None and dropout.training and dropout.drop_of_256:
-        return False
-    return query.device.type != "cpu" or query.shape[2] * key.shape[2] > 256 * 256
-
-
 class MultiHeadAttention(nn.Module):
     """H attentions side by side, each over its own projection of queries, keys and values.
 
-    The projections stand in one matrix, rows [queries; keys; values], so that self-attention takes one product.
+    The projections stand in one matrix, rows [queries; keys; values], so that self-attention takes one product. With
+    fewer heads of keys and values, neighbouring heads of queries share one of them, and a cache holds only those.
     """
 
     def __init__(
@@ -81,53 +41,80 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         d_k: int,
         d_v: int,
+        num_key_value_heads: int | None = None,
         bias: bool = True,
+        output_bias: bool | None = None,
         dropout: float = 0.0,
+        score: ScoredAttention | None = None,
     ) -> None:
+        """As `ModelConfig` names them; a score of None is the scaled dot product, an output bias of None is `bias`."""
         super().__init__()
         self.num_heads = num_heads
+        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         self.d_k = d_k
         self.d_v = d_v
-        self.widths = (num_heads * d_k, num_heads * d_k, num_heads * d_v)
+        self.widths = (num_heads * d_k, self.num_key_value_heads * d_k, self.num_key_value_heads * d_v)
         self.projection = nn.Linear(d_model, sum(self.widths), bias=bias)
-        self.output = nn.Linear(num_heads * d_v, d_model, bias=bias)
+        self.output = nn.Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
         self.dropout = Dropout(dropout)
+        self.score = score
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: AttentionMask | None = None,
+        mask: AttentionMask | Window | None = None,
         cache: KeyValueCache | None = None,
         weights_to: list[Tensor] | None = None,
+        reach: Reach = EVERYWHERE,
     ) -> Tensor:
         """Attention of x to itself and what the cache holds of the past, or to the memory.
 
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L).
+            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a past.
             cache: self-attention appends to it and attends to all of it; attention to the memory fills it once and
                 then reads it.
             weights_to: a list that receives the weights, (B, H, Q, L).
+            reach: of self-attention: turns queries and keys by their positions, and leaves out what is too far away.
 
         Returns:
             (B, Q, D).
         """
         if memory is None:
             query, key, value = self._project_self(x)
+            if reach.rotation is not None:
+                query, key = reach.rotation.apply(query), reach.rotation.apply(key)
             if cache is not None:
                 key, value = cache.append(key, value)
+                if reach.first_key:
+                    key, value = key[:, :, reach.first_key :], value[:, :, reach.first_key :]
         else:
             query, key, value = self._project_memory(x, memory, cache)
-        heads = attend(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
+        if self.num_key_value_heads != self.num_heads:
+            key, value = self._share(key), self._share(value)
+        heads = self._attend(query, key, value, mask, weights_to)
         joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
         return self.output(joined)  # type: ignore[no-any-return]
 
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | Window | None,
+        weights_to: list[Tensor] | None,
+    ) -> Tensor:
+        compute: Attend = attend if self.score is None else self.score
+        if isinstance(mask, Window):
+            return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
+        return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
+
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.projection(x).split(self.widths, dim=-1)
-        return self._heads(query), self._heads(key), self._heads(value)
+        return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         query_width = self.widths[0]
@@ -135,13 +122,32 @@ class MultiHeadAttention(nn.Module):
         query_weight, memory_weight = self.projection.weight.split(rows)
         bias = self.projection.bias
         query_bias, memory_bias = (None, None) if bias is None else bias.split(rows)
-        query = self._heads(F.linear(x, query_weight, query_bias))
+        query = self._heads(F.linear(x, query_weight, query_bias), self.d_k)
         if cache is not None and cache.length:
             return query, *cache.content()
         key, value = F.linear(memory, memory_weight, memory_bias).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key), self._heads(value)
+        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
         return (query, *cache.append(key, value)) if cache is not None else (query, key, value)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))  # (B, L, H × K) -> (B, L, H, K)
+    def _heads(self, x: Tensor, width: int) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
         return heads.transpose(1, 2)  # (B, H, L, K)
+
+    def _share(self, x: Tensor) -> Tensor:
+        """Keys or values of G heads for all H: (B, G, L, K) to (B, H, L, K)."""
+        return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
+
+
+def build_attention(config: ModelConfig) -> MultiHeadAttention:
+    """The attention brick that the configuration describes."""
+    return MultiHeadAttention(
+        d_model=config.d_model,
+        num_heads=config.num_heads,
+        d_k=config.key_width,
+        d_v=config.value_width,
+        num_key_value_heads=config.num_key_value_heads,
+        bias=config.bias if config.projection_bias is None else config.projection_bias,
+        output_bias=config.bias if config.attention_output_bias is None else config.attention_output_bias,
+        dropout=config.attention_dropout,
+        score=build_score(config, num_heads=config.num_heads, d_k=config.key_width),
+    )

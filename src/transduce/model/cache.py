@@ -64,6 +64,7 @@ class DecoderCache:
 
     def __init__(self, num_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(num_layers)]
+        self.positions: Tensor | None = None  # (L,), or (B, L) where sentences differ; only models that ask keep them
 
     @property
     def length(self) -> int:
@@ -75,3 +76,21 @@ class DecoderCache:
         for layer in self.layers:
             layer.past.keep_sentences(rows)
             layer.memory.keep_sentences(rows)
+        if self.positions is not None and self.positions.dim() == 2:
+            self.positions = self.positions.index_select(0, rows)
+
+    def next_positions(self, ids: Tensor) -> Tensor:
+        """The positions of pieces (B, T) that continue what is cached: (T,)."""
+        return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
+
+    def append_positions(self, positions: Tensor) -> Tensor:
+        """Adds the positions, (n,) or (B, n), of what is about to be cached, and returns all, (L,) or (B, L)."""
+        known = self.positions
+        if known is None:
+            self.positions = positions
+        elif known.dim() == positions.dim():
+            self.positions = torch.cat([known, positions], dim=-1)
+        else:
+            rows = max(len(part) for part in (known, positions) if part.dim() == 2)
+            self.positions = torch.cat([part.expand(rows, -1) for part in (known, positions)], dim=-1)
+        return self.positions

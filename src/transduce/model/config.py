@@ -1,4 +1,4 @@
-"""The numbers that define a model, named as in Table 3 of "Attention Is All You Need"."""
+"""The numbers and bricks that define a model, named as in Table 3 of "Attention Is All You Need"."""
 
 from typing import Literal
 
@@ -6,70 +6,186 @@ import msgspec
 
 from transduce.errors import TransduceError
 
+Kind = Literal["transformer", "encoder", "decoder", "recurrent"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh", "reglu"]
+Norm = Literal["layer", "rms", "batch"]
+NormOrder = Literal["pre", "post", "sandwich"]
+Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
+AttentionScore = Literal["scaled", "dot", "general", "additive"]
+AttentionKind = Literal["soft", "hard"]
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that is needed to build a model, and nothing about how it is trained.
 
-    Stored with the weights. ``d_k`` and ``d_v`` are the widths of one head's keys and values; None stands for the
-    paper's choice, ``d_model / num_heads``.
+class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How Llama 3 stretches a rotation to sequences longer than it was trained on.
+
+    Wavelengths above original_length / low_frequency_factor become `factor` times as long, those below
+    original_length / high_frequency_factor stay, and between the two the change is gradual.
     """
 
-    kind: Literal["transformer"] = "transformer"
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int
+
+    def __post_init__(self) -> None:
+        if self.factor < 1.0 or self.original_length < 1 or not self.low_frequency_factor > 0:
+            raise TransduceError(
+                "`model.rotary_scaling` must have a factor of at least 1, a positive original_length and a positive "
+                f"low_frequency_factor, but has {self.factor}, {self.original_length} and {self.low_frequency_factor}."
+            )
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            raise TransduceError(
+                "`model.rotary_scaling` must have a high_frequency_factor above its low_frequency_factor, but they "
+                f"are {self.high_frequency_factor} and {self.low_frequency_factor}."
+            )
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that is needed to build a model, and nothing about how it is trained. Stored with the weights."""
+
+    # The architecture: encoder and decoder; an encoder alone, as BERT; a decoder alone, as GPT; LSTM or GRU.
+    kind: Kind = "transformer"
+    # Pieces on the source side; models of one side have one vocabulary, and both sizes are the same.
     source_vocabulary_size: int
+    # Pieces on the target side.
     target_vocabulary_size: int
-    # Sizes (Table 3).
+
+    # --- sizes (Table 3) ---
+    # Encoder layers: N of Table 3. A decoder alone does not use it.
     num_encoder_layers: int = 6
+    # Decoder layers. An encoder alone does not use it.
     num_decoder_layers: int = 6
+    # Width of embeddings and of every layer's output.
     d_model: int = 512
+    # Width inside the feed-forward layer.
     d_ff: int = 2048
+    # Heads of each attention: h of Table 3.
     num_heads: int = 8
+    # Heads of keys and values, each shared by as many heads of queries (Ainslie et al. 2023); None: `num_heads`.
+    num_key_value_heads: int | None = None
+    # Width of one head's queries and keys; None: d_model / num_heads.
     d_k: int | None = None
+    # Width of one head's values; None: d_model / num_heads.
     d_v: int | None = None
-    # Dropout: on every sub-layer's output and on the sums of embeddings and positions (section 5.4). The other two
-    # are not in the paper: on attention weights, and inside the feed-forward layer.
+    # One set of weights for all layers of a stack (ALBERT, Lan et al. 2020).
+    share_layers: bool = False
+
+    # --- dropout ---
+    # On every sub-layer's output, and on the sums of embeddings and positions (section 5.4).
     dropout: float = 0.1
+    # On attention weights; not in the paper.
     attention_dropout: float = 0.0
+    # Inside the feed-forward layer; not in the paper.
     activation_dropout: float = 0.0
-    # Bricks.
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    norm: Literal["layer"] = "layer"
-    norm_order: Literal["pre", "post"] = "pre"
+
+    # --- layers ---
+    # Inside the feed-forward layer: relu (the paper's), gelu and its tanh form, silu; or a gate by silu (swiglu), gelu
+    # (geglu, geglu-tanh) or relu (reglu), as in Shazeer 2020.
+    activation: Activation = "relu"
+    # LayerNorm, RMSNorm (Zhang and Sennrich 2019), or BatchNorm with running statistics.
+    norm: Norm = "layer"
+    # `pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))).
+    norm_order: NormOrder = "pre"
+    # What a norm adds to the variance.
     norm_epsilon: float = 1e-5
-    positions: Literal["sinusoidal", "none"] = "sinusoidal"
-    attention_score: Literal["scaled"] = "scaled"
+    # A norm after the last layer of each stack; None: unless the order is `post`.
+    final_norm: bool | None = None
+    # Whether projections and feed-forward layers have biases; the next three change it in one place.
     bias: bool = True
-    # Section 3.4: one matrix for both embeddings and the output; embeddings are multiplied by sqrt(d_model).
+    # Biases of the projections to queries, keys and values; None: `bias`.
+    projection_bias: bool | None = None
+    # Biases of the projections that join the heads; None: `bias`.
+    attention_output_bias: bool | None = None
+    # Biases of the feed-forward layers; None: `bias`.
+    feed_forward_bias: bool | None = None
+
+    # --- positions ---
+    # What tells the order of the pieces: sinusoids (section 3.5), a learned table, a rotation of queries and keys in
+    # halves or in neighbouring pairs (Su et al. 2021), T5's bias by distance (Raffel et al. 2020), or nothing.
+    positions: Positions = "sinusoidal"
+    # Rows of the learned table: the longest sequence.
+    max_positions: int = 1024
+    # The table's row for the first position; BART and M2M100 begin with row 2.
+    position_offset: int = 0
+    # Sinusoids with the exponent 2i / (d_model - 2), which M2M100 has in place of the paper's.
+    sinusoids_to_end: bool = False
+    # The longest wavelength of a rotation is 2π times this.
+    rotary_base: float = 10000.0
+    # Longer wavelengths for longer sequences, as Llama 3 has them.
+    rotary_scaling: RotaryScaling | None = None
+    # Distances that the relative bias tells apart.
+    relative_buckets: int = 32
+    # Distances from here on share the last bucket.
+    relative_max_distance: int = 128
+
+    # --- attention ---
+    # `scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
+    # `additive`: v · tanh(Q + K) (Bahdanau et al. 2015).
+    attention_score: AttentionScore = "scaled"
+    # `soft`: an average of the values; `hard`: the best one, with the soft gradient (straight-through).
+    attention_kind: AttentionKind = "soft"
+    # The factor of the scaled dot product; None: 1 / √d_k.
+    attention_scale: float | None = None
+    # Self-attention reaches so many positions to each side; None: all. Its cost is then length × window.
+    attention_window: int | None = None
+
+    # --- embeddings and output ---
+    # Section 3.4: one embedding matrix for both sides; needs a joint vocabulary.
     tie_source_target: bool = True
+    # Section 3.4: the target's embedding matrix is the output projection too.
     tie_output: bool = True
+    # Embeddings are multiplied by √d_model (section 3.4).
     scale_embeddings: bool = True
-    # Piece ids with a meaning of their own. The decoder's first input is start_id, as Pegasus and T5 have it.
+    # A norm after the sum of embeddings and positions, as BERT and BART have it.
+    embedding_norm: bool = False
+    # Rows of the table of token types (segments) that BERT adds; 0: none.
+    token_types: int = 0
+    # The padding piece's row of the embeddings is zero and gets no gradient.
+    zero_padding_row: bool = True
+    # A bias on the logits.
+    output_bias: bool = False
+    # What the last layer is multiplied by before the output projection; T5's is 1 / √d_model.
+    output_scale: float = 1.0
+
+    # --- an encoder alone ---
+    # A transform, as BERT has it, and the output projection, for masked words.
+    masked_language_head: bool = True
+    # A layer with tanh over the first position, as BERT has it.
+    pooler: bool = False
+    # Classes told from the pooled first position; 0: none.
+    num_labels: int = 0
+
+    # --- recurrent ---
+    # LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014).
+    recurrent_cell: Literal["lstm", "gru"] = "lstm"
+    # The encoder reads in both directions, each with half of d_model.
+    bidirectional: bool = True
+    # `luong`: states attend to the memory after each step; `bahdanau`: before it; `none`: the context is all there is.
+    recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
+    # Each step is also given the one before's attentional vector (Luong et al. 2015, section 3.3).
+    input_feeding: bool = False
+    # Decoder cells continue an average over all their past states, found by attention (Cheng et al. 2016).
+    recurrent_self_attention: bool = False
+    # What stands for the source: its last state, a linear map of it, or a linear map of all states' mean.
+    recurrent_context: Literal["last", "linear", "mean"] = "linear"
+    # Where that goes: into the decoder's first state, into every step's input, or both.
+    recurrent_context_to: Literal["initial", "steps", "both"] = "initial"
+
+    # --- piece ids with a meaning of their own ---
+    # Fills short rows.
     pad_id: int = 0
+    # The end symbol.
     eos_id: int = 1
+    # The decoder's first input: the padding id for Pegasus and T5, the end symbol for BART.
     start_id: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"):
-            if getattr(self, name) < 1:
-                raise TransduceError(f"`model.{name}` must be at least 1, but is {getattr(self, name)}.")
-        for name, width in (("d_k", self.d_k), ("d_v", self.d_v)):
-            if width is not None and width < 1:
-                raise TransduceError(f"`model.{name}` must be at least 1, but is {width}.")
-        if self.d_model % 2:
-            raise TransduceError(f"`model.d_model` must be even (a sine and a cosine a pair), but is {self.d_model}.")
-        if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
-            raise TransduceError(
-                f"`model.d_model` must be a multiple of `model.num_heads`, but {self.d_model} is not one of "
-                f"{self.num_heads}: change one of them, or set `model.d_k` and `model.d_v`."
-            )
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise TransduceError(f"`model.{name}` must be in [0, 1), but is {getattr(self, name)}.")
-        if self.tie_source_target and self.source_vocabulary_size != self.target_vocabulary_size:
-            raise TransduceError(
-                "`model.tie_source_target` shares one embedding, so both vocabularies must have one size, but they "
-                f"have {self.source_vocabulary_size} and {self.target_vocabulary_size} pieces: use a joint "
-                "vocabulary or untie the embeddings."
-            )
+        _check_sizes(self)
+        _check_ranges(self)
+        _check_vocabularies(self)
+        _check_kind(self)
+        _check_attention(self)
+        _check_positions(self)
 
     @property
     def key_width(self) -> int:
@@ -80,3 +196,172 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def value_width(self) -> int:
         """d_v, the width of one head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last layer of each stack."""
+        return self.norm_order != "post" if self.final_norm is None else self.final_norm
+
+    def changed(self) -> dict[str, object]:
+        """The settings that have another value than the default one, by name; those without a default are left out."""
+        fields = msgspec.structs.fields(type(self))
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields if not field.required}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
+# --- what a configuration may not say ---------------------------------------------------------------------------
+
+_SIZES = ("source_vocabulary_size", "target_vocabulary_size", "d_model", "d_ff", "num_heads")
+_OPTIONAL_SIZES = ("d_k", "d_v", "num_key_value_heads", "attention_window")
+_POSITION_SIZES = ("max_positions", "relative_buckets", "relative_max_distance")
+_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout")
+_POSITIVE = ("norm_epsilon", "rotary_base", "attention_scale", "output_scale")
+_COUNTS = ("token_types", "num_labels", "position_offset")
+_LAYERS_OF = {
+    "transformer": ("num_encoder_layers", "num_decoder_layers"),
+    "encoder": ("num_encoder_layers",),
+    "decoder": ("num_decoder_layers",),
+    "recurrent": ("num_encoder_layers", "num_decoder_layers"),
+}
+_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_types")
+_RECURRENT_ONLY = (
+    "recurrent_cell",
+    "bidirectional",
+    "recurrent_attention",
+    "input_feeding",
+    "recurrent_self_attention",
+    "recurrent_context",
+    "recurrent_context_to",
+)
+_NOT_RECURRENT = (
+    "num_key_value_heads",
+    "share_layers",
+    "norm",
+    "final_norm",
+    "max_positions",
+    "position_offset",
+    "sinusoids_to_end",
+    "attention_window",
+)
+_ONLY_WITH = {
+    "max_positions": ("learned",),
+    "position_offset": ("sinusoidal", "learned"),
+    "sinusoids_to_end": ("sinusoidal",),
+    "rotary_base": ("rotary", "rotary-interleaved"),
+    "rotary_scaling": ("rotary", "rotary-interleaved"),
+    "relative_buckets": ("relative",),
+    "relative_max_distance": ("relative",),
+}
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    for name in (*_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
+        size = getattr(config, name)
+        if size is not None and size < 1:
+            raise TransduceError(f"`model.{name}` must be at least 1, but is {size}.")
+    for name in _COUNTS:
+        if getattr(config, name) < 0:
+            raise TransduceError(f"`model.{name}` must be at least 0, but is {getattr(config, name)}.")
+    if config.d_model % 2 and (config.positions == "sinusoidal" or config.kind == "recurrent"):
+        reason = "half for each direction" if config.kind == "recurrent" else "a sine and a cosine a pair"
+        raise TransduceError(f"`model.d_model` must be even ({reason}), but is {config.d_model}.")
+    if config.kind != "recurrent" and None in (config.d_k, config.d_v) and config.d_model % config.num_heads:
+        raise TransduceError(
+            f"`model.d_model` must be a multiple of `model.num_heads`, but {config.d_model} is not one of "
+            f"{config.num_heads}: change one of them, or set `model.d_k` and `model.d_v`."
+        )
+
+
+def _check_ranges(config: ModelConfig) -> None:
+    for name in _PROBABILITIES:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise TransduceError(f"`model.{name}` must be in [0, 1), but is {getattr(config, name)}.")
+    for name in _POSITIVE:
+        value = getattr(config, name)
+        if value is not None and not 0.0 < value < float("inf"):
+            raise TransduceError(f"`model.{name}` must be a positive number, but is {value}.")
+
+
+def _check_vocabularies(config: ModelConfig) -> None:
+    sizes = (config.source_vocabulary_size, config.target_vocabulary_size)
+    if config.tie_source_target and sizes[0] != sizes[1]:
+        raise TransduceError(
+            "`model.tie_source_target` shares one embedding, so both vocabularies must have one size, but they "
+            f"have {sizes[0]} and {sizes[1]} pieces: use a joint vocabulary or untie the embeddings."
+        )
+    if config.kind in ("encoder", "decoder") and not config.tie_source_target:
+        raise TransduceError(
+            f"A model with `model.kind` = {config.kind} has one vocabulary: `model.tie_source_target` must be true."
+        )
+    for name in ("pad_id", "eos_id", "start_id"):
+        if not 0 <= getattr(config, name) < config.target_vocabulary_size:
+            raise TransduceError(
+                f"`model.{name}` must be a piece of the target vocabulary, 0 to {config.target_vocabulary_size - 1}, "
+                f"but is {getattr(config, name)}."
+            )
+    if config.pad_id >= config.source_vocabulary_size:
+        raise TransduceError(
+            f"`model.pad_id` must be a piece of the source vocabulary too, 0 to {sizes[0] - 1}, but is {config.pad_id}."
+        )
+
+
+def _check_kind(config: ModelConfig) -> None:
+    changed = config.changed()
+    foreign = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
+    if config.kind != "encoder":
+        foreign = (*foreign, *_ENCODER_ONLY)
+    for name in foreign:
+        if name in changed:
+            raise TransduceError(
+                f"`model.{name}` = {changed[name]} means nothing where `model.kind` is {config.kind}: leave it out."
+            )
+    if config.kind == "recurrent" and config.positions not in ("sinusoidal", "none"):
+        raise TransduceError(
+            "A recurrent model reads in order and has no positions, but `model.positions` is "
+            f"{config.positions}: leave it out."
+        )
+    if config.input_feeding and config.recurrent_attention != "luong":
+        raise TransduceError(
+            "`model.input_feeding` feeds what Luong's attention found into the next step, but "
+            f"`model.recurrent_attention` is {config.recurrent_attention}: set it to luong."
+        )
+
+
+def _check_attention(config: ModelConfig) -> None:
+    shared = config.num_key_value_heads
+    if shared is not None and config.num_heads % shared:
+        raise TransduceError(
+            "`model.num_heads` must be a multiple of `model.num_key_value_heads`, but "
+            f"{config.num_heads} is not one of {shared}."
+        )
+    if config.attention_scale is not None and config.attention_score != "scaled":
+        raise TransduceError(
+            "`model.attention_scale` is the factor of the scaled dot product, but `model.attention_score` is "
+            f"{config.attention_score}: leave one of them out."
+        )
+
+
+def _check_positions(config: ModelConfig) -> None:
+    changed = config.changed()
+    for name, kinds in _ONLY_WITH.items():
+        if name in changed and config.positions not in kinds:
+            raise TransduceError(
+                f"`model.{name}` = {changed[name]} means nothing where `model.positions` is {config.positions}: "
+                "leave it out."
+            )
+    if config.positions == "relative" and (
+        config.relative_buckets < 4 or config.relative_max_distance <= config.relative_buckets
+    ):
+        raise TransduceError(
+            "`model.relative_buckets` must be at least 4 and below `model.relative_max_distance`, but they are "
+            f"{config.relative_buckets} and {config.relative_max_distance}."
+        )
+    if not config.positions.startswith("rotary"):
+        return
+    if config.key_width % 2:
+        raise TransduceError(f"Rotary positions turn pairs, so `model.d_k` must be even, but it is {config.key_width}.")
+    if config.attention_score not in ("scaled", "dot"):
+        raise TransduceError(
+            "Rotary positions act through the dot product, but `model.attention_score` is "
+            f"{config.attention_score}: use scaled or dot, or other positions."
+        )

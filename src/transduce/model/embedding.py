@@ -1,30 +1,61 @@
-"""Embeddings (section 3.4): a row per piece, times the square root of the model width, plus the position."""
+"""Embeddings (section 3.4): a row per piece, times the square root of the model width, plus the position.
+
+Legend: B batch, T positions, D model width, V vocabulary.
+"""
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.positions import NoPositions, SinusoidalPositions
+from transduce.model.norms import build_norm, normalize
+from transduce.model.positions import build_embedding_positions
 
 
 class Embedding(nn.Module):
     """Piece ids (B, T) to vectors (B, T, D), with positions and dropout. The matrix is the model's own.
 
-    The row of the padding id is zero and stays zero. It is also the start symbol's, whose vector is then its position.
+    The row of the padding id is zero and stays zero, unless the configuration says otherwise. Where it is the start
+    symbol's too, the start symbol's vector is its position.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pad_id = config.pad_id
+        self.frozen_row = config.pad_id if config.zero_padding_row else None
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
-        sinusoidal = config.positions == "sinusoidal"
-        self.positions = SinusoidalPositions(config.d_model) if sinusoidal else NoPositions()
+        self.positions = build_embedding_positions(config)
+        types = config.token_types
+        self.token_types = nn.Parameter(torch.empty(types, config.d_model)) if types else None
+        self.norm = build_norm(config) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, ids: Tensor, weight: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Rows of the matrix `weight` (V, D), at positions 0 … T-1 or at `positions` (T,)."""
-        x = F.embedding(ids, weight, padding_idx=self.pad_id) * self.scale
-        return self.dropout(self.positions(x, positions))  # type: ignore[no-any-return]
+    def forward(
+        self,
+        ids: Tensor,
+        weight: Tensor,
+        positions: Tensor | None = None,
+        *,
+        token_types: Tensor | None = None,
+        present: Tensor | None = None,
+    ) -> Tensor:
+        """Rows of the matrix, with what is added to them.
+
+        Args:
+            ids: (B, T).
+            weight: the matrix, (V, D).
+            positions: (T,) or (B, T); None: 0 … T-1.
+            token_types: the segment of each position, (B, T), where the model has them; None: all are 0.
+            present: which positions a BatchNorm counts, (B, T).
+
+        Returns:
+            (B, T, D).
+        """
+        x = self.positions(F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale, positions)
+        if self.token_types is not None:
+            x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])
+        if self.norm is not None:
+            x = normalize(self.norm, x, present)
+        return self.dropout(x)  # type: ignore[no-any-return]

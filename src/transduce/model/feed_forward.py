@@ -1,6 +1,7 @@
-"""The position-wise feed-forward network (section 3.3) and its gated variant."""
+"""The position-wise feed-forward network (section 3.3) and its gated variants."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -8,17 +9,29 @@ from torch.nn import functional as F
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+_gelu_tanh = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": _gelu_tanh,
+    "silu": F.silu,
+}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu-tanh": _gelu_tanh,
+    "reglu": F.relu,
+}
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2, equation (2), or the same with a GELU. (B, T, D) to (B, T, D)."""
+    """max(0, x W1 + b1) W2 + b2, equation (2), or the same with another function. (B, T, D) to (B, T, D)."""
 
     def __init__(
         self, *, d_model: int, d_ff: int, activation: str = "relu", bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.activation = _ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]
         self.inner = nn.Linear(d_model, d_ff, bias=bias)
         self.outer = nn.Linear(d_ff, d_model, bias=bias)
         self.dropout = Dropout(dropout)
@@ -29,10 +42,16 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: (silu(x W) ⊙ x V) W2 (Shazeer 2020, "GLU Variants Improve Transformer"). (B, T, D) to (B, T, D)."""
+    """(gate(x W) ⊙ x V) W2, SwiGLU where the gate is SiLU (Shazeer 2020, "GLU Variants Improve Transformer").
 
-    def __init__(self, *, d_model: int, d_ff: int, bias: bool = True, dropout: float = 0.0) -> None:
+    (B, T, D) to (B, T, D).
+    """
+
+    def __init__(
+        self, *, d_model: int, d_ff: int, activation: str = "swiglu", bias: bool = True, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.gate = GATES[activation]
         self.inner = nn.Linear(d_model, 2 * d_ff, bias=bias)  # rows [gate; linear half]
         self.outer = nn.Linear(d_ff, d_model, bias=bias)
         self.dropout = Dropout(dropout)
@@ -40,19 +59,16 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Each position by itself."""
         gate, linear = self.inner(x).chunk(2, dim=-1)
-        return self.outer(self.dropout(F.silu(gate) * linear))  # type: ignore[no-any-return]
+        return self.outer(self.dropout(self.gate(gate) * linear))  # type: ignore[no-any-return]
 
 
 def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:
     """The feed-forward brick that the configuration names."""
-    if config.activation == "swiglu":
-        return GatedFeedForward(
-            d_model=config.d_model, d_ff=config.d_ff, bias=config.bias, dropout=config.activation_dropout
-        )
-    return FeedForward(
+    brick = GatedFeedForward if config.activation in GATES else FeedForward
+    return brick(
         d_model=config.d_model,
         d_ff=config.d_ff,
         activation=config.activation,
-        bias=config.bias,
+        bias=config.bias if config.feed_forward_bias is None else config.feed_forward_bias,
         dropout=config.activation_dropout,
     )

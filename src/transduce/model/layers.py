@@ -7,52 +7,42 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from transduce.model.attention import AttentionTrace, MultiHeadAttention
+from transduce.model.attention import AttentionTrace, build_attention
 from transduce.model.cache import LayerCache
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.feed_forward import build_feed_forward
 from transduce.model.masks import AttentionMask
-
-
-def build_norm(config: ModelConfig) -> nn.Module:
-    """LayerNorm over the model width: each position by itself, so padding and batch-mates play no part."""
-    return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-
-
-def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """The attention brick that the configuration describes."""
-    return MultiHeadAttention(
-        d_model=config.d_model,
-        num_heads=config.num_heads,
-        d_k=config.key_width,
-        d_v=config.value_width,
-        bias=config.bias,
-        dropout=config.attention_dropout,
-    )
+from transduce.model.norms import build_norm, normalize
+from transduce.model.positions import EVERYWHERE, Reach
+from transduce.model.window import Window
 
 
 class Residual(nn.Module):
     """Residual connection, dropout and normalisation around a sub-layer.
 
-    Post-norm, the paper's: norm(x + dropout(f(x))). Pre-norm: x + dropout(f(norm(x))). The slot that an order leaves
-    empty holds the identity.
+    Post-norm, the paper's: norm(x + dropout(f(x))). Pre-norm: x + dropout(f(norm(x))). Sandwich:
+    x + dropout(norm(f(norm(x)))) (Ding et al. 2021). The slot that an order leaves empty holds the identity.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        pre = config.norm_order == "pre"
-        self.norm_before = build_norm(config) if pre else nn.Identity()
-        self.norm_after = nn.Identity() if pre else build_norm(config)
+        self.is_sandwich = config.norm_order == "sandwich"
+        self.norm_before = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        self.norm_after = nn.Identity() if config.norm_order == "pre" else build_norm(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
-        return self.norm_after(self.dropout.add(x, sublayer(self.norm_before(x))))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
+        """(B, T, D) to (B, T, D); `present`, (B, T), says which positions a BatchNorm counts."""
+        y = sublayer(self.norm_before(x) if present is None else normalize(self.norm_before, x, present))
+        if self.is_sandwich:
+            return self.dropout.add(x, normalize(self.norm_after, y, present))
+        x = self.dropout.add(x, y)
+        return self.norm_after(x) if present is None else normalize(self.norm_after, x, present)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network."""
+    """Self-attention, then the feed-forward network. With a mask that hides the future, a decoder without memory."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,11 +51,24 @@ class EncoderLayer(nn.Module):
         self.feed_forward = build_feed_forward(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, mask: AttentionMask | None, *, trace: AttentionTrace | None = None) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
-        weights_to = None if trace is None else trace.encoder
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, mask=mask, weights_to=weights_to))
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+    def forward(
+        self,
+        x: Tensor,
+        mask: AttentionMask | Window | None,
+        *,
+        reach: Reach = EVERYWHERE,
+        present: Tensor | None = None,
+        cache: LayerCache | None = None,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """(B, S, D) to (B, S, D); mask and reach are what `StackPositions` makes."""
+        past = None if cache is None else cache.past
+        x = self.self_attention_residual(
+            x,
+            lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=weights_to, reach=reach),
+            present,
+        )
+        return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
@@ -85,21 +88,26 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: AttentionMask | None,
+        mask: AttentionMask | Window | None,
         memory_mask: AttentionMask | None,
+        reach: Reach = EVERYWHERE,
+        present: Tensor | None = None,
         cache: LayerCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """(B, T, D) to (B, T, D); mask and reach are what `StackPositions` makes."""
         past = None if cache is None else cache.past
         own_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=own_weights)
+            x,
+            lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=own_weights, reach=reach),
+            present,
         )
         known = None if cache is None else cache.memory
         memory_weights = None if trace is None else trace.memory
         x = self.memory_attention_residual(
             x,
             lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=known, weights_to=memory_weights),
+            present,
         )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+        return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]

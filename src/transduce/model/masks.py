@@ -33,6 +33,22 @@ class AttentionMask:
         return AttentionMask(self.allowed & other.allowed)
 
 
+class BiasedMask(AttentionMask):
+    """A mask with a term of its own to add to the scores where it allows attention: T5's bias by distance."""
+
+    def __init__(self, allowed: Tensor, term: Tensor) -> None:
+        """Of a mask, boolean, and a term of the model's dtype, both broadcastable to (B, H, Q, K)."""
+        super().__init__(allowed)
+        self._term = term
+        self._sum: dict[torch.dtype, Tensor] = {}
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """Mask and term together, in the shape that both broadcast to."""
+        if dtype not in self._sum:
+            self._sum[dtype] = super().bias(dtype) + self._term.to(dtype)
+        return self._sum[dtype]
+
+
 def padding_mask(ids: Tensor, pad_id: int) -> AttentionMask:
     """Nobody attends to padding. Masks keys, so the axis is the last one.
 
@@ -72,8 +88,7 @@ def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
     Returns:
         A mask of shape (B, 1, T, T).
     """
-    present = target_input_ids != pad_id
-    present[:, 0] = True
+    present = present_positions(target_input_ids, pad_id)
     return AttentionMask(present[:, None, None, :]) & look_ahead_mask(
         target_input_ids.shape[1], target_input_ids.device
     )
@@ -89,3 +104,46 @@ def ancestry_mask(ancestors: Tensor) -> AttentionMask:
         A mask of shape (B, 1, W, L).
     """
     return AttentionMask(ancestors[:, None])
+
+
+def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> AttentionMask:
+    """Each query attends to keys at most `radius` positions away, on either side.
+
+    Args:
+        query_positions: (Q,), or (B, Q) where sentences differ.
+        key_positions: (K,) or (B, K).
+        radius: r.
+
+    Returns:
+        A mask of shape (1 or B, 1, Q, K).
+    """
+    near = (key_positions[..., None, :] - query_positions[..., :, None]).abs() <= radius  # (Q, K) or (B, Q, K)
+    return AttentionMask(near[:, None] if near.dim() == 3 else near[None, None])
+
+
+def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
+    """The window mask of a sequence that is cut into blocks, each seeing the block before it and the one after it.
+
+    Args:
+        block: b, queries of a block; at least the radius.
+        radius: r.
+        present: which positions exist, (B, b + N × b), the first block all False; unless causal, so is one more block
+            at the end.
+        causal: a block sees itself and the one before it alone, and no query its future.
+
+    Returns:
+        A mask of shape (B × N, 1, b, 2b or 3b).
+    """
+    span = 2 * block if causal else 3 * block
+    keys = torch.arange(-block, span - block, device=present.device)
+    distance = keys - torch.arange(block, device=present.device)[:, None]  # (b, span)
+    near = (distance.abs() <= radius) & (distance <= 0) if causal else distance.abs() <= radius
+    exists = present.unfold(1, span, block).flatten(0, 1)  # (B, N, span) -> (B × N, span)
+    return AttentionMask((near & exists[:, None])[:, None])
+
+
+def present_positions(ids: Tensor, pad_id: int) -> Tensor:
+    """Which positions are no padding, (B, T). The first always counts, for the start symbol may be the padding id."""
+    present = ids != pad_id
+    present[:, 0] = True
+    return present

@@ -3,52 +3,35 @@
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
-import math
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from transduce.model.attention import AttentionTrace, MultiHeadAttention
+from transduce.model.attention import AttentionTrace
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.feed_forward import GatedFeedForward
-from transduce.model.layers import DecoderLayer, EncoderLayer, build_norm
-from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
+from transduce.model.initialization import initialize
+from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.norms import build_final_norm, normalize
+from transduce.model.stack import StackPositions, build_layers, each_layer
+from transduce.model.state import DecodingState, MemoryState
+from transduce.model.vocabulary import VocabularyModel
 
 
-class Transformer(nn.Module):
+class Transformer(VocabularyModel):
     """Parameters, `encode`, `decode` and `project`; it knows neither text nor training."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
-        target_shape = (config.target_vocabulary_size, config.d_model)
-        own_target = None if config.tie_source_target else nn.Parameter(torch.empty(target_shape))
-        own_output = None if config.tie_output else nn.Parameter(torch.empty(target_shape))
-        self.own_target_weight = own_target
-        self.own_output_weight = own_output
+        super().__init__(config)
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)
-        self.encoder_layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
-        self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        pre = config.norm_order == "pre"
-        self.encoder_norm = build_norm(config) if pre else nn.Identity()
-        self.decoder_norm = build_norm(config) if pre else nn.Identity()
-        if not self.source_weight.is_meta:
-            initialize(self)
-
-    @property
-    def target_weight(self) -> nn.Parameter:
-        """The target's embeddings (V, D): the source's, unless untied."""
-        return self.source_weight if self.own_target_weight is None else self.own_target_weight
-
-    @property
-    def output_weight(self) -> nn.Parameter:
-        """The projection to the vocabulary (V, D): the target's embeddings, unless untied."""
-        return self.target_weight if self.own_output_weight is None else self.own_output_weight
+        self.encoder_positions = StackPositions(config, causal=False)
+        self.decoder_positions = StackPositions(config, causal=True)
+        self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
+        self.decoder_layers = build_layers(DecoderLayer, config, config.num_decoder_layers)
+        self.encoder_norm = build_final_norm(config)
+        self.decoder_norm = build_final_norm(config)
+        initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """Logits of every next piece at once: training's view, with the look-ahead mask.
@@ -70,10 +53,13 @@ class Transformer(nn.Module):
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """The memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
-        x = self.source_embedding(source_ids, self.source_weight)
-        for layer in self.encoder_layers:
-            x = layer(x, mask, trace=trace)
-        return self.encoder_norm(x), mask
+        present = self.positions_to_count(source_ids)
+        x = self.source_embedding(source_ids, self.source_weight, present=present)
+        own_mask, reach = self.encoder_positions(x, mask)
+        weights_to = None if trace is None else trace.encoder
+        for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
+            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+        return normalize(self.encoder_norm, x, present), mask
 
     def decode(
         self,
@@ -92,50 +78,29 @@ class Transformer(nn.Module):
         own: it is nobody's past. With a cache the inputs are the positions after those cached, and are appended to it;
         where several stand side by side (hypotheses), `positions` and a mask over cache and inputs say how.
         """
-        length = target_input_ids.shape[1]
-        cached = 0 if cache is None else cache.length
-        if mask is None and length > 1:
-            mask = look_ahead_mask(length, target_input_ids.device, cached=cached)
-        if positions is None and cached:
-            positions = torch.arange(cached, cached + length, device=target_input_ids.device)
-        x = self.target_embedding(target_input_ids, self.target_weight, positions)
-        for number, layer in enumerate(self.decoder_layers):
+        present = self.positions_to_count(target_input_ids)
+        if positions is None and cache is not None and cache.length:
+            positions = cache.next_positions(target_input_ids)
+        x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present)
+        own_mask, reach = self.decoder_positions(x, mask, positions, cache)
+        for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask, cache=layer_cache, trace=trace)
-        return self.decoder_norm(x)  # type: ignore[no-any-return]
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (…, D) to (…, V)."""
-        return F.linear(hidden, self.output_weight)
+            x = layer(
+                x,
+                memory,
+                mask=own_mask,
+                memory_mask=memory_mask,
+                reach=reach,
+                present=present,
+                cache=layer_cache,
+                trace=trace,
+            )
+        return self.finish(normalize(self.decoder_norm, x, present))
 
     def new_cache(self) -> DecoderCache:
         """An empty cache for `decode`."""
-        return DecoderCache(len(self.decoder_layers))
+        return DecoderCache(self.config.num_decoder_layers)
 
-
-def initialize(model: Transformer) -> None:
-    """Initial weights from PyTorch's generator.
-
-    Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
-    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape; those that stand in
-    one matrix (queries, keys and values; the two halves of a gated layer) are drawn one by one. Biases are zero.
-    """
-    config = model.config
-    weights = {id(w): w for w in (model.source_weight, model.target_weight, model.output_weight)}
-    for weight in weights.values():
-        nn.init.normal_(weight, std=1.0 / math.sqrt(config.d_model))
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            for part in module.projection.weight.detach().split(module.widths):
-                nn.init.xavier_uniform_(part)
-        elif isinstance(module, GatedFeedForward):
-            for part in module.inner.weight.detach().chunk(2):
-                nn.init.xavier_uniform_(part)
-    with torch.no_grad():
-        for weight in weights.values():
-            weight[config.pad_id].zero_()
+    def start(self, source_ids: Tensor) -> DecodingState:
+        """Encodes these sentences, (B, S); what is returned decodes them step by step."""
+        return MemoryState(self, source_ids)

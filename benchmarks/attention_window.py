@@ -1,0 +1,77 @@
+"""What restricted self-attention costs: time grows as length × radius, where full attention grows as length².
+
+    python benchmarks/attention_window.py                  # lengths up to 16,384: some minutes
+    python benchmarks/attention_window.py --quick          # fewer repetitions
+    python benchmarks/attention_window.py --json rows.json # the figures as a list of rows; `-` for standard output
+
+One attention of 8 heads × 32, without gradients, fp32, batch 1; the best of several runs. The peer of each row is the
+same attention without a window, where its scores fit (up to 4,096 positions).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from report import Row, machine, parser, report
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.window import Window
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+RADII = (64, 128, 256)
+LONGEST_FULL = 4096
+D_MODEL, NUM_HEADS = 256, 8
+
+
+def milliseconds(run: Callable[[], object], repetitions: int) -> float:
+    """The best of some runs, after one that warms up."""
+    run()
+    best = float("inf")
+    for _ in range(repetitions):
+        started_at = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - started_at)
+    return 1000.0 * best
+
+
+def measure(repetitions: int) -> list[Row]:
+    """Times of all lengths and radii, and how they grow from 4,096 to 16,384 positions."""
+    torch.manual_seed(1)
+    width = D_MODEL // NUM_HEADS
+    attention = MultiHeadAttention(d_model=D_MODEL, num_heads=NUM_HEADS, d_k=width, d_v=width).eval()
+    inputs = {length: torch.randn(1, length, D_MODEL) for length in LENGTHS}
+    full = {
+        length: milliseconds(lambda x=inputs[length]: attention(x), repetitions)  # type: ignore[misc]
+        for length in LENGTHS
+        if length <= LONGEST_FULL
+    }
+    rows = []
+    for radius in RADII:
+        window = Window(radius, causal=False, present=None, relative=None)
+        times = {n: milliseconds(lambda x=inputs[n]: attention(x, mask=window), repetitions) for n in LENGTHS}  # type: ignore[misc]  # noqa: B023
+        for length, own in times.items():
+            name, peer = f"radius {radius}, {length} positions", full.get(length)
+            if peer is None:
+                rows.append(Row(name, own, "ms"))
+            else:
+                rows.append(Row(name, own, "ms", "no window", peer, own / peer))
+        growth = times[16384] / times[4096]
+        bar = "at most 5.5 (4 is linear, 16 is quadratic)"
+        rows.append(Row(f"radius {radius}, growth to 4 × the length", growth, "×", bar=bar, holds=growth <= 5.5))
+    return rows
+
+
+def main() -> int:
+    """Measures, prints and writes; 1 where a bar is missed."""
+    options = parser(__doc__)
+    options.add_argument("--threads", type=int, default=1, help="threads to compute with")
+    said = options.parse_args()
+    torch.set_num_threads(said.threads)
+    sys.stderr.write(machine() + "\n")
+    with torch.inference_mode():
+        return report(measure(3 if said.quick else 10), said.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

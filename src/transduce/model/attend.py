@@ -1,0 +1,57 @@
+"""Scaled dot-product attention, equation (1): the product of all attentions.
+
+Legend: B batch, H heads, Q queries, L keys, K width of a key, V width of a value.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.model.dropout import Dropout
+from transduce.model.masks import AttentionMask
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None = None,
+    *,
+    dropout: Dropout | None = None,
+    weights_to: list[Tensor] | None = None,
+) -> Tensor:
+    """softmax(Q Kᵀ / √d_k + mask) V, equation (1).
+
+    Args:
+        query: (B, H, Q, K).
+        key: (B, H, L, K).
+        value: (B, H, L, V).
+        mask: broadcastable to (B, H, Q, L), True = may attend.
+        dropout: applied to the weights.
+        weights_to: a list that receives the weights, (B, H, Q, L).
+
+    Returns:
+        (B, H, Q, V).
+    """
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    if weights_to is None and _library_kernel_is_better(query, key, dropout):
+        bias = None if mask is None else mask.bias(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    scores = torch.matmul(query * scale, key.transpose(-1, -2))  # (B, H, Q, L)
+    if mask is not None:
+        scores = scores + mask.bias(scores.dtype)
+    weights = scores.softmax(dim=-1)
+    if weights_to is not None:
+        weights_to.append(weights.detach())
+    if dropout is not None:
+        weights = dropout(weights)
+    return torch.matmul(weights, value)
+
+
+def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
+    """On a GPU always; on a CPU where scores would be large, since its backward pass is slow (docs/benchmarks.md)."""
+    if dropout is not None and dropout.training and dropout.drop_of_256:
+        return False
+    return query.device.type != "cpu" or query.shape[2] * key.shape[2] > 256 * 256

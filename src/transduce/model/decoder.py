@@ -1,0 +1,119 @@
+"""A decoder alone, as GPT-2 and Llama are: it continues what it is given (Radford et al. 2019).
+
+Legend: B batch, T length, P pieces of the longest prompt, W hypotheses of each, D model width, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from transduce.model.attention import AttentionTrace
+from transduce.model.cache import DecoderCache
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.initialization import initialize
+from transduce.model.layers import EncoderLayer
+from transduce.model.masks import AttentionMask, present_positions
+from transduce.model.norms import build_final_norm, normalize
+from transduce.model.stack import StackPositions, build_layers, each_layer
+from transduce.model.state import Ancestry, DecodingState
+from transduce.model.vocabulary import VocabularyModel
+
+
+class Decoder(VocabularyModel):
+    """Encoder layers that see the past alone. There is no memory, and the prompt is the first part of the output."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.positions = StackPositions(config, causal=True)
+        self.layers = build_layers(EncoderLayer, config, config.num_decoder_layers)
+        self.norm = build_final_norm(config)
+        initialize(self)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of every next piece at once: pieces (B, T), padded at the right, to (B, T, V)."""
+        return self.project(self.hidden(ids))
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The last layer, (B, T, D), before the projection to the vocabulary."""
+        return self.decode(ids)
+
+    def decode(
+        self,
+        ids: Tensor,
+        *,
+        mask: AttentionMask | None = None,
+        positions: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """The last layer for these inputs, (B, T) to (B, T, D); mask, positions and cache as `Transformer.decode`."""
+        present = self.positions_to_count(ids)
+        if positions is None and cache is not None and cache.length:
+            positions = cache.next_positions(ids)
+        x = self.embedding(ids, self.source_weight, positions, present=present)
+        own_mask, reach = self.positions(x, mask, positions, cache)
+        weights_to = None if trace is None else trace.decoder
+        for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
+            layer_cache = None if cache is None else cache.layers[number]
+            x = layer(x, own_mask, reach=reach, present=present, cache=layer_cache, weights_to=weights_to)
+        return self.finish(normalize(self.norm, x, present))
+
+    def new_cache(self) -> DecoderCache:
+        """An empty cache for `decode`."""
+        return DecoderCache(self.config.num_decoder_layers)
+
+    def start(self, source_ids: Tensor) -> DecodingState:
+        """Reads these prompts, (B, P), padded at the right; what is returned continues them step by step.
+
+        A prompt has at least one piece: where nothing is given, the start symbol.
+        """
+        return PromptState(self, source_ids)
+
+
+class PromptState:
+    """Implements `DecodingState`: prompts in the cache, of whatever lengths, and hypotheses that continue them."""
+
+    def __init__(self, model: Decoder, prompt_ids: Tensor) -> None:
+        """Reads prompt_ids (B, P) in one pass."""
+        self.model = model
+        self.cache = model.new_cache()
+        # A padding id inside a prompt is a piece of it; at its end it is padding.
+        present = present_positions(prompt_ids, model.config.pad_id)
+        place = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
+        self.next_position = (present * (place + 1)).amax(dim=1)  # (B,)
+        self.ancestry = Ancestry(place < self.next_position[:, None])
+        hidden = model.decode(prompt_ids, cache=self.cache)  # (B, P, D)
+        last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
+
+    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D).
+
+        The first step's is the one after the prompt, and its pieces are not looked at.
+        """
+        if self._after_prompt is not None:
+            hidden, self._after_prompt = self._after_prompt, None
+            return hidden
+        width = pieces.shape[1]
+        hidden = self.model.decode(
+            pieces,
+            mask=self.ancestry.extend(width),
+            positions=self.next_position[:, None].expand(-1, width),
+            cache=self.cache,
+            trace=trace,
+        )
+        self.next_position = self.next_position + 1
+        return hidden
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        self.ancestry.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        if self._after_prompt is not None:
+            self._after_prompt = self._after_prompt.index_select(0, rows)
+        self.next_position = self.next_position.index_select(0, rows)
+        self.ancestry.keep_sentences(rows)
+        self.cache.keep_sentences(rows)

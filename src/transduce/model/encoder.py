@@ -1,0 +1,100 @@
+"""An encoder alone, as BERT is one (Devlin et al. 2019): states for every piece, and heads over them.
+
+Legend: B batch, S length, D model width, V vocabulary, C classes.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.model.attention import AttentionTrace
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import ACTIVATIONS, GATES
+from transduce.model.initialization import initialize
+from transduce.model.layers import EncoderLayer
+from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.norms import build_final_norm, normalize
+from transduce.model.stack import StackPositions, build_layers, each_layer
+from transduce.model.vocabulary import VocabularyModel
+
+
+class MaskedLanguageHead(nn.Module):
+    """A layer with the model's activation, then LayerNorm: what BERT puts before the output projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # A gated layer's function is its gate's.
+        self.activation = (ACTIVATIONS | GATES)[config.activation]
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(…, D) to (…, D)."""
+        return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
+
+
+class Encoder(VocabularyModel):
+    """The Transformer's encoder with a head for masked words, a pooler and a classifier, as the configuration says."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.positions = StackPositions(config, causal=False)
+        self.layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
+        self.norm = build_final_norm(config)
+        self.masked_language_head = MaskedLanguageHead(config) if config.masked_language_head else None
+        has_pooler = config.pooler or config.num_labels
+        self.pooler = nn.Linear(config.d_model, config.d_model) if has_pooler else None
+        self.classifier = nn.Linear(config.d_model, config.num_labels) if config.num_labels else None
+        initialize(self)
+
+    def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Logits of the piece at every position, (B, S) to (B, S, V).
+
+        Args:
+            ids: pieces, padded at the right.
+            token_types: the segment of each, where the model has token types.
+        """
+        states, _ = self.encode(ids, token_types=token_types)
+        return self.project(self.hidden(states))
+
+    def encode(
+        self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
+    ) -> tuple[Tensor, AttentionMask]:
+        """A state for every piece, (B, S, D), and the mask that hides padding."""
+        mask = padding_mask(ids, self.config.pad_id)
+        present = self.positions_to_count(ids)
+        x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
+        own_mask, reach = self.positions(x, mask)
+        weights_to = None if trace is None else trace.encoder
+        for layer in each_layer(self.layers, self.config.num_encoder_layers):
+            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+        return normalize(self.norm, x, present), mask
+
+    def hidden(self, states: Tensor) -> Tensor:
+        """What `project` makes logits of, for any choice of states: (…, D) to (…, D).
+
+        A masked language model needs those of the masked positions alone.
+        """
+        return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
+
+    def pool(self, states: Tensor) -> Tensor:
+        """One vector a sequence, tanh of a layer over its first state: (B, S, D) to (B, D).
+
+        Raises:
+            TransduceError: the model has no pooler.
+        """
+        if self.pooler is None:
+            raise TransduceError("This encoder has no pooler: set `model.pooler` or `model.num_labels`.")
+        return torch.tanh(self.pooler(states[:, 0]))
+
+    def classify(self, states: Tensor) -> Tensor:
+        """Logits of the classes, from the pooled first state: (B, S, D) to (B, C).
+
+        Raises:
+            TransduceError: the model has no classes.
+        """
+        if self.classifier is None:
+            raise TransduceError("This encoder has no classes to tell apart: set `model.num_labels`.")
+        return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]

@@ -1,0 +1,89 @@
+"""Initial weights, from PyTorch's generator."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import GatedFeedForward
+from transduce.model.positions import LearnedPositions, RelativePositions
+from transduce.model.scores import ScoredAttention
+from transduce.model.vocabulary import VocabularyModel
+
+
+def initialize(model: VocabularyModel) -> None:
+    """Fills all weights, unless the model is an outline on the meta device.
+
+    Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
+    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape; those that stand in
+    one matrix (queries, keys and values; the two halves of a gated layer; the gates of a recurrent cell) are drawn
+    one by one. Biases are zero. Learned positions and token types are as large as the embeddings they are added to.
+    """
+    if model.source_weight.is_meta:
+        return
+    config = model.config
+    weights = {id(w): w for w in (model.source_weight, model.target_weight, model.output_weight)}
+    for weight in weights.values():
+        nn.init.normal_(weight, std=1.0 / math.sqrt(config.d_model))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for module in model.modules():
+        _initialize_brick(module)
+    if config.zero_padding_row:
+        with torch.no_grad():
+            for weight in weights.values():
+                weight[config.pad_id].zero_()
+
+
+def _initialize_brick(module: nn.Module) -> None:
+    """Those whose weights are not one matrix of one use."""
+    if isinstance(module, MultiHeadAttention):
+        _xavier_by_parts(module.projection.weight.detach().split(module.widths))
+    elif isinstance(module, GatedFeedForward):
+        _xavier_by_parts(module.inner.weight.detach().chunk(2))
+    elif isinstance(module, ScoredAttention):
+        module.reset_parameters()
+    elif isinstance(module, RelativePositions):
+        nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.weight.shape[1]))
+    elif isinstance(module, Embedding):
+        _initialize_additions(module)
+    elif isinstance(module, nn.LSTM | nn.GRU):
+        _initialize_cells(module)
+
+
+def _xavier_by_parts(parts: tuple[Tensor, ...]) -> None:
+    for part in parts:
+        nn.init.xavier_uniform_(part)
+
+
+def _initialize_additions(embedding: Embedding) -> None:
+    tables = [embedding.token_types]
+    if isinstance(embedding.positions, LearnedPositions):
+        tables.append(embedding.positions.weight)
+    for table in tables:
+        if table is not None:
+            nn.init.normal_(table, std=embedding.scale / math.sqrt(table.shape[1]))
+
+
+def _initialize_cells(cells: nn.LSTM | nn.GRU) -> None:
+    """Gates read their input through Xavier-uniform matrices and the past through orthogonal ones.
+
+    An LSTM begins by keeping what it knows: its forget gates' bias is 1 (Jozefowicz et al. 2015).
+    """
+    width = cells.hidden_size
+    for name, parameter in cells.named_parameters():
+        parts = parameter.detach().split(width)
+        if name.startswith("weight_ih"):
+            _xavier_by_parts(parts)
+        elif name.startswith("weight_hh"):
+            for part in parts:
+                nn.init.orthogonal_(part)
+        else:
+            nn.init.zeros_(parameter)
+            if isinstance(cells, nn.LSTM) and name.startswith("bias_ih"):
+                nn.init.ones_(parts[1])

@@ -1,0 +1,249 @@
+"""The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with attention or without.
+
+Sutskever et al. 2014 and Cho et al. 2014 hand the source over as one vector, Bahdanau et al. 2015 and Luong et al. 2015
+attend to all its states, Cheng et al. 2016 attend to the decoder's own past too.
+Legend: B batch, S source length, T target length, W hypotheses of each sentence, N rows (B × W), D model width,
+V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.attention import AttentionTrace
+from transduce.model.config import ModelConfig
+from transduce.model.dropout import Dropout
+from transduce.model.embedding import Embedding
+from transduce.model.initialization import initialize
+from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.recurrent_attention import MemoryAttention, joined_over_steps
+from transduce.model.recurrent_layers import CellState, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
+from transduce.model.state import DecodingState
+from transduce.model.vocabulary import VocabularyModel
+
+
+class RecurrentCache:
+    """What decoding remembers between steps. Rows are hypotheses, sentence by sentence; W is 1 in training."""
+
+    def __init__(self) -> None:
+        self.layers: list[CellState] = []
+        self.attentional: Tensor | None = None  # (N, 1, D), what input feeding hands on
+        self.context: Tensor | None = None  # (B, D), what stands for the source
+        self.keys: Tensor | None = None  # (B, S, D), the memory as attention compares it
+        self.width = 1
+        self.length = 0
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]; (B, W)."""
+        first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
+        self._select_rows((first + parents).flatten())
+        self.width = parents.shape[1]
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keeps these sentences, in this order."""
+        places = torch.arange(self.width, device=rows.device)
+        self._select_rows((rows[:, None] * self.width + places).flatten())
+        self.context = None if self.context is None else self.context.index_select(0, rows)
+        self.keys = None if self.keys is None else self.keys.index_select(0, rows)
+
+    def _select_rows(self, rows: Tensor) -> None:
+        self.layers = [layer.select(rows) for layer in self.layers]
+        if self.attentional is not None:
+            self.attentional = self.attentional.index_select(0, rows)
+
+
+class Recurrent(VocabularyModel):
+    """Parameters, `encode`, `decode` and `project`, with the meaning that `Transformer` gives them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        width = config.d_model
+        self.source_embedding = Embedding(config)
+        self.target_embedding = Embedding(config)
+        self.encoder_layers = nn.ModuleList(RecurrentEncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.bridge = None if config.recurrent_context == "last" else nn.Linear(width, width)
+        self.gives_context = config.recurrent_context_to != "initial"
+        self.looks_before = config.recurrent_attention == "bahdanau"
+        inputs = 1 + self.gives_context + self.looks_before + config.input_feeding
+        self.decoder_layers = nn.ModuleList(
+            RecurrentDecoderLayer(config, width * (1 if number else inputs))
+            for number in range(config.num_decoder_layers)
+        )
+        has_attention = config.recurrent_attention != "none"
+        self.memory_attention = MemoryAttention(config) if has_attention else None
+        # Luong et al. 2015, equation 5: the attentional vector is tanh(W [found; state]).
+        self.attentional = nn.Linear(2 * width, width, bias=False) if has_attention else None
+        self.dropout = Dropout(config.dropout)
+        initialize(self)
+
+    def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
+        """Logits of every next piece, (B, S) and (B, T) to (B, T, V): training's view."""
+        return self.project(self.hidden(source_ids, target_input_ids))
+
+    def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
+        """What `project` makes logits of, (B, T, D), by teacher forcing."""
+        memory, memory_mask = self.encode(source_ids)
+        return self.decode(target_input_ids, memory, memory_mask)
+
+    def free_running(self, source_ids: Tensor, length: int) -> Tensor:
+        """As `hidden`, but the decoder reads its own best pieces in place of the target: (B, length, D)."""
+        memory, memory_mask = self.encode(source_ids)
+        cache, outputs = self.new_cache(), list[Tensor]()
+        pieces = torch.full_like(source_ids[:, :1], self.config.start_id)
+        for _ in range(length):
+            outputs.append(self.decode(pieces, memory, memory_mask, cache=cache))
+            pieces = self.project(outputs[-1].detach()).argmax(dim=-1)
+        return torch.cat(outputs, dim=1)
+
+    def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
+        """The memory (B, S, D) and the mask that hides its padding. A recurrent encoder has no attention to trace."""
+        mask = padding_mask(source_ids, self.config.pad_id)
+        reversal = reversal_of(mask.allowed[:, 0, 0])
+        x = self.source_embedding(source_ids, self.source_weight)
+        for number, layer in enumerate(self.encoder_layers):
+            x = layer(self.dropout(x) if number else x, reversal)
+        return x, mask
+
+    def decode(
+        self,
+        target_input_ids: Tensor,
+        memory: Tensor,
+        memory_mask: AttentionMask,
+        *,
+        cache: RecurrentCache | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """What `project` makes logits of, (B, T, D), for these inputs, which follow those that the cache remembers."""
+        cache = self._begun(self.new_cache() if cache is None else cache, memory, memory_mask)
+        x = self.target_embedding(target_input_ids, self.target_weight)
+        return self._run(x, memory, memory_mask, cache, trace)
+
+    def new_cache(self) -> RecurrentCache:
+        """An empty cache for `decode`."""
+        return RecurrentCache()
+
+    def start(self, source_ids: Tensor) -> DecodingState:
+        """Encodes these sentences, (B, S); what is returned decodes them step by step."""
+        return RecurrentState(self, source_ids)
+
+    def step(
+        self,
+        pieces: Tensor,
+        memory: Tensor,
+        memory_mask: AttentionMask,
+        cache: RecurrentCache,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """One step of W hypotheses of each sentence, (B, W) to (B, W, D)."""
+        cache = self._begun(cache, memory, memory_mask)
+        x = self.target_embedding(pieces, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
+        return self._run(x, memory, memory_mask, cache, trace).view(*pieces.shape, -1)
+
+    def _begun(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
+        """The cache, with the state before the first step in it."""
+        if cache.layers:
+            return cache
+        summary = self._summary(memory, mask)
+        context = summary if self.bridge is None else torch.tanh(self.bridge(summary))
+        start = torch.zeros_like(context) if self.config.recurrent_context_to == "steps" else context
+        cache.layers = [layer.begin(start) for layer in self._layers()]
+        cache.context = context if self.gives_context else None
+        cache.keys = None if self.memory_attention is None else self.memory_attention.keys(memory)
+        cache.attentional = torch.zeros_like(context)[:, None] if self.config.input_feeding else None
+        return cache
+
+    def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
+        """The source as one vector, (B, D): all states' mean, or the last state that each direction reached."""
+        present = mask.allowed[:, 0, 0]  # (B, S)
+        count = present.sum(dim=1)
+        if self.config.recurrent_context == "mean":
+            return (memory * present[..., None]).sum(dim=1) / count.clamp_min(1)[:, None]
+        last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, memory.shape[-1])
+        ahead = memory.gather(1, last)[:, 0]  # (B, D)
+        if not self.config.bidirectional:
+            return ahead
+        half = memory.shape[-1] // 2
+        return torch.cat([ahead[:, :half], memory[:, 0, half:]], dim=-1)
+
+    def _layers(self) -> list[RecurrentDecoderLayer]:
+        return [layer for layer in self.decoder_layers if isinstance(layer, RecurrentDecoderLayer)]
+
+    def _run(
+        self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
+    ) -> Tensor:
+        """Embedded inputs (N, T, D) to outputs (N, T, D): in one call where a step needs nothing of the one before."""
+        feeds_back = self.looks_before or self.config.input_feeding
+        steps = x.split(1, dim=1) if feeds_back else (x,)
+        weights = AttentionTrace()
+        outputs = [self._advance(step, memory, mask, cache, None if trace is None else weights) for step in steps]
+        cache.length += x.shape[1]
+        if trace is not None:
+            _join(weights, trace, calls=len(steps), width=cache.width)
+        return torch.cat(outputs, dim=1)
+
+    def _advance(
+        self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
+    ) -> Tensor:
+        """Embedded inputs (N, T, D) through all layers; T is 1 where attention comes before the cells."""
+        parts = [x]
+        if cache.context is not None:
+            context = cache.context.repeat_interleave(cache.width, dim=0)
+            parts.append(context[:, None].expand(-1, x.shape[1], -1))
+        if self.looks_before:
+            parts.append(self._look(cache.layers[-1].hidden[:, None], memory, mask, cache, trace))
+        if cache.attentional is not None:
+            parts.append(cache.attentional)
+        y = torch.cat(parts, dim=-1)
+        for number, layer in enumerate(self._layers()):
+            weights_to = None if trace is None else trace.decoder
+            y, cache.layers[number] = layer(self.dropout(y) if number else y, cache.layers[number], weights_to)
+        if self.attentional is not None:
+            found = parts[-1] if self.looks_before else self._look(y, memory, mask, cache, trace)
+            y = torch.tanh(self.attentional(torch.cat([found, y], dim=-1)))
+        if cache.attentional is not None:
+            cache.attentional = y
+        return self.finish(self.dropout(y))
+
+    def _look(
+        self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
+    ) -> Tensor:
+        """What these states (N, T, D) find in their sentence's memory, (N, T, D)."""
+        if self.memory_attention is None or cache.keys is None:
+            raise ValueError("there is no attention to the memory")
+        rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
+        weights_to = None if trace is None else trace.memory
+        found = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
+        return found.reshape(states.shape)  # type: ignore[no-any-return]
+
+
+def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
+    """Hands on the weights of several calls, each through all layers, as if there had been one call."""
+    for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
+        layers = len(of_calls) // calls
+        joined = [joined_over_steps(of_calls[layer::layers]) for layer in range(layers)]
+        if of_calls is steps.decoder and width > 1:  # (B × W, 1, T, t) to (B, 1, W × T, t)
+            joined = [rows.unflatten(0, (-1, width)).transpose(1, 2).flatten(2, 3) for rows in joined]
+        whole.extend(joined)
+
+
+class RecurrentState:
+    """Implements `DecodingState`: hypotheses are rows of the cells' states, which are copied when they branch."""
+
+    def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
+        """Encodes source_ids (B, S)."""
+        self.model = model
+        self.memory, self.memory_mask = model.encode(source_ids)
+        self.cache = model.new_cache()
+
+    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """What `project` makes logits of after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        return self.model.step(pieces, self.memory, self.memory_mask, self.cache, trace)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        self.cache.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self.memory = self.memory.index_select(0, rows)
+        self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
+        self.cache.keep_sentences(rows)

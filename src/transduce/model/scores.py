@@ -1,0 +1,110 @@
+"""Attention by other scores than the scaled dot product, and hard attention.
+
+Legend: B batch, H heads, Q queries, L keys, K width of a key, V width of a value.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.attend import attend
+from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
+from transduce.model.dropout import Dropout
+from transduce.model.masks import AttentionMask
+
+
+class Attend(Protocol):
+    """What `attend` and `ScoredAttention` have in common: queries, keys and values to (B, H, Q, V)."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As `attend`."""
+
+
+class ScoredAttention(nn.Module):
+    """Attention whose score, or whose choice by the scores, the configuration names.
+
+    `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W a head, which begins as the scaled dot product. `additive`:
+    v · tanh(Q + K) with a vector v a head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
+    """
+
+    def __init__(
+        self,
+        *,
+        score: AttentionScore,
+        kind: AttentionKind,
+        scale: float | None,
+        num_heads: int,
+        d_k: int,
+    ) -> None:
+        super().__init__()
+        self.hard = kind == "hard"
+        # `attend` divides by √d_k: what the queries are multiplied by beforehand.
+        root = math.sqrt(d_k)
+        self.factor = (1.0 if scale is None else scale * root) if score == "scaled" else root
+        self.matrix = nn.Parameter(torch.empty(num_heads, d_k, d_k)) if score == "general" else None
+        self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
+
+    def reset_parameters(self) -> None:
+        """Initial weights: W = I / √d_k, and v so that scores have at most variance 1."""
+        with torch.no_grad():
+            if self.matrix is not None:
+                width = self.matrix.shape[-1]
+                self.matrix.copy_(torch.eye(width).expand_as(self.matrix) / math.sqrt(width))
+            if self.vector is not None:
+                self.vector.normal_(std=1.0 / math.sqrt(self.vector.shape[-1]))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As `attend`: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V)."""
+        if self.vector is None:
+            query = query if self.matrix is None else query @ self.matrix
+            if not self.hard:
+                return attend(query * self.factor, key, value, mask, dropout=dropout, weights_to=weights_to)
+            scores = (query * (self.factor / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)  # (B, H, Q, L)
+        else:
+            sums = query[:, :, :, None] + key[:, :, None]  # (B, H, Q, L, K)
+            scores = (sums.tanh() * self.vector[:, None, None]).sum(dim=-1)  # (B, H, Q, L)
+        weights = (scores if mask is None else scores + mask.bias(scores.dtype)).softmax(dim=-1)
+        if self.hard:
+            weights = straight_through(weights)
+        if weights_to is not None:
+            weights_to.append(weights.detach())
+        return torch.matmul(weights if dropout is None else dropout(weights), value)
+
+
+def straight_through(weights: Tensor) -> Tensor:
+    """One at the greatest weight of each row and zero elsewhere, with the gradient of the weights themselves."""
+    best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
+    return best + (weights - weights.detach())
+
+
+def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
+    """The attention that the configuration names; None stands for `attend`, the paper's."""
+    if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
+        return None
+    return ScoredAttention(
+        score=config.attention_score,
+        kind=config.attention_kind,
+        scale=config.attention_scale,
+        num_heads=num_heads,
+        d_k=d_k,
+    )

@@ -1,0 +1,109 @@
+"""What all layers of an encoder or decoder share in their self-attention: who is seen, and how positions act on it.
+
+Legend: B batch, T positions of the input, L positions that are attended to, D model width, K width of a head's keys.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.cache import DecoderCache
+from transduce.model.config import ModelConfig
+from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
+from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions
+from transduce.model.window import Window, block_length
+
+
+class StackPositions(nn.Module):
+    """Makes each pass' mask and reach. Holds the bias by distance, which all layers share."""
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.radius = config.attention_window
+        self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
+        self.relative = _relative(config, bidirectional=not causal) if config.positions == "relative" else None
+        self.is_plain = self.rotary is None and self.relative is None and self.radius is None
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: AttentionMask | None,
+        positions: Tensor | None = None,
+        cache: DecoderCache | None = None,
+    ) -> tuple[AttentionMask | Window | None, Reach]:
+        """What self-attention is given in one pass through the stack, the same in each layer.
+
+        Args:
+            x: the embedded inputs, (B, T, D).
+            mask: hides padding, or says what hypotheses side by side may see; None in a decoder: everybody's past.
+            positions: (T,) or (B, T); None: those that follow what is cached.
+            cache: of a decoder; it is told the positions.
+        """
+        length, cached = x.shape[1], 0 if cache is None else cache.length
+        # A mask of length × length would cost more than the window saves.
+        long = self.radius is not None and not cached and length > 3 * block_length(self.radius)
+        banded = long and not (self.causal and mask is not None)
+        if self.causal and mask is None and length > 1 and not banded:
+            mask = look_ahead_mask(length, x.device, cached=cached)
+        if self.is_plain:
+            return mask, EVERYWHERE
+        if positions is None:
+            positions = torch.arange(cached, cached + length, device=x.device)
+        keys = positions if cache is None else cache.append_positions(positions)
+        rotation = None if self.rotary is None else self.rotary(positions, x.dtype)
+        if banded and self.radius is not None:
+            present = None if mask is None else mask.allowed[:, 0, 0]
+            return Window(self.radius, self.causal, present, self.relative), Reach(rotation)
+        first_key = 0
+        if self.radius is not None:
+            mask, first_key = _narrow(mask, window_mask(positions, keys, self.radius))
+        if self.relative is not None:
+            mask = _with_bias(mask, self.relative(positions, keys[..., first_key:]))
+        return mask, Reach(rotation, first_key)
+
+
+def _rotary(config: ModelConfig) -> RotaryPositions:
+    return RotaryPositions(
+        config.key_width,
+        base=config.rotary_base,
+        interleaved=config.positions == "rotary-interleaved",
+        scaling=config.rotary_scaling,
+    )
+
+
+def _relative(config: ModelConfig, *, bidirectional: bool) -> RelativePositions:
+    return RelativePositions(
+        num_buckets=config.relative_buckets,
+        max_distance=config.relative_max_distance,
+        num_heads=config.num_heads,
+        bidirectional=bidirectional,
+    )
+
+
+def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
+    """Both masks together, from the first key that anybody is near to, and that key's place."""
+    reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
+    first = int(reached.to(torch.int8).argmax())
+    allowed = near.allowed[..., first:]
+    if mask is None:
+        return AttentionMask(allowed), first
+    own = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
+    return AttentionMask(own & allowed), first
+
+
+def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
+    allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=bias.device) if mask is None else mask.allowed
+    return BiasedMask(allowed, bias)
+
+
+def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
+    """The layers of a stack: so many, or one that is used as often."""
+    return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
+
+
+def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
+    """The layers in the order in which they are used."""
+    return islice(cycle(layers), count)

@@ -1,0 +1,60 @@
+"""What all models have around their layers: the matrices of embeddings, and the output projection (section 3.4).
+
+Legend: B batch, T positions, D model width, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.model.config import ModelConfig
+from transduce.model.masks import present_positions
+
+
+class VocabularyModel(nn.Module):
+    """A module with a matrix of embeddings for the source, and one for target and output, tied or not."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
+        target_shape = (config.target_vocabulary_size, config.d_model)
+        own_target = None if config.tie_source_target else nn.Parameter(torch.empty(target_shape))
+        own_output = None if config.tie_output else nn.Parameter(torch.empty(target_shape))
+        self.own_target_weight = own_target
+        self.own_output_weight = own_output
+        self.output_bias = nn.Parameter(torch.zeros(config.target_vocabulary_size)) if config.output_bias else None
+
+    @property
+    def target_weight(self) -> nn.Parameter:
+        """The target's embeddings (V, D): the source's, unless untied."""
+        return self.source_weight if self.own_target_weight is None else self.own_target_weight
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """The projection to the vocabulary (V, D): the target's embeddings, unless untied."""
+        return self.target_weight if self.own_output_weight is None else self.own_output_weight
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary: (…, D) to (…, V)."""
+        return F.linear(hidden, self.output_weight, self.output_bias)
+
+    def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is the logits: hidden (…, D) and the output matrix (V, D).
+
+        A bias is one more column of the matrix, where hidden is 1. A loss that projects by itself needs no more.
+        """
+        if self.output_bias is None:
+            return hidden, self.output_weight
+        one = hidden.new_ones(1).expand(*hidden.shape[:-1], 1)
+        return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What the last layer is multiplied by before the projection (T5)."""
+        return x if self.config.output_scale == 1.0 else x * self.config.output_scale
+
+    def positions_to_count(self, ids: Tensor) -> Tensor | None:
+        """Which positions a BatchNorm counts while it learns, (B, T); None where nothing asks."""
+        if self.config.norm != "batch" or not self.training:
+            return None
+        return present_positions(ids, self.config.pad_id)
