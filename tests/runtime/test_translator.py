@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.runtime.decoding import pad
 from transduce.runtime.translation import Alternative, Translation
-from transduce.runtime.translator import Translator, load, pad
+from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 

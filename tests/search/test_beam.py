@@ -234,7 +234,7 @@ def random_trellis(seed: int, depth: int) -> Trellis:
 
 
 def all_sequences(trellis: Trellis, longest: int, alpha: float) -> list[tuple[str, float]]:
-    """Every sequence that ends in time or is cut, with its score, best first."""
+    """Every sequence that ends in time or is cut, with its score, best first, those that end before all others."""
     found = []
     stack = [("", 0.0)]
     while stack:
@@ -246,7 +246,7 @@ def all_sequences(trellis: Trellis, longest: int, alpha: float) -> list[tuple[st
                 found.append((text, extended / length_penalty(len(past) + 1, alpha), piece == "E"))
             else:
                 stack.append((past + piece, extended))
-    return [(text, score) for text, score, _ in sorted(found, key=lambda entry: -entry[1])]
+    return [(text, score) for text, score, _ in sorted(found, key=lambda entry: (not entry[2], -entry[1]))]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -317,5 +317,6 @@ def test_reported_log_probabilities_are_those_of_the_whole_model_without_a_cache
         pieces = [*found.ids, 1] if found.ended else list(found.ids)
         with torch.inference_mode():
             logits = model(source, torch.tensor([[0, *pieces[:-1]]]))
+            logits[..., 0] = -math.inf  # padding is never written
         chosen = logits.log_softmax(-1)[0].gather(1, torch.tensor(pieces)[:, None])[:, 0]
         assert list(found.piece_log_probabilities) == pytest.approx(chosen.tolist(), abs=1e-4)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.search.beam import beam_search
+from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import greedy_search
+from transduce.search.loop import run
 from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SearchSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -34,9 +35,8 @@ def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
     if beam_size == 1:
         ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
     else:
-        ((found,),) = beam_search(
-            ConstantScorer(), start_id=START, eos_id=END, longest=limit, beam_size=beam_size, rules=rules, alpha=0.0
-        )
+        beam = Beam(beam_size=beam_size, alpha=0.0)
+        ((found,),) = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))
     return found
 
 
@@ -61,8 +61,8 @@ def test_without_rules_the_empty_sentence_wins(beam_size: int) -> None:
 def test_a_minimum_length_is_kept_and_not_exceeded(beam_size: int) -> None:
     found = search(beam_size, [MinimumLength(3, END)])
     assert (found.ids, found.ended) == ((A, A, A), True)
-    # Among the pieces that are allowed: a has 0.3 of 0.5.
-    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 3 + [math.log(0.5)])
+    # The model's own probabilities, whatever the rule forbids.
+    assert found.piece_log_probabilities == pytest.approx([math.log(0.3)] * 3 + [math.log(0.5)])
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -137,7 +137,6 @@ def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
     if beam_size == 1:
         found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
     else:
-        found = beam_search(
-            ConstantScorer(), start_id=START, eos_id=END, longest=limit, beam_size=3, rules=rules, alpha=0.0
-        )
+        beam = Beam(beam_size=3, alpha=0.0)
+        found = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))
     assert [hypotheses[0].ids for hypotheses in found] == [(B, B), (A,)]

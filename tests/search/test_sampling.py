@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.sampling import draw, sample
+from transduce.search.greedy import Walk
+from transduce.search.loop import run
+from transduce.search.sampling import Draw, draw
+from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SamplingSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -29,6 +32,13 @@ class ConstantScorer:
 
     def keep_sentences(self, rows: Tensor) -> None:
         pass
+
+
+def sample(
+    scorer: ConstantScorer, *, longest: Tensor, samples: int, sampling: SamplingSettings, places: list[int]
+) -> list[list[Hypothesis]]:
+    walk = Walk(scorer, Bounds(START, END, longest), Draw(sampling, places, samples=samples), width=samples)
+    return run(walk)
 
 
 def first_pieces(**cuts: float) -> Tensor:
@@ -58,8 +68,6 @@ def test_the_nucleus_is_the_least_set_that_reaches_p() -> None:
 def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() -> None:
     cold = sample(
         ConstantScorer(),
-        start_id=START,
-        eos_id=END,
         longest=torch.tensor([5]),
         samples=50,
         sampling=SamplingSettings(temperature=0.01),
@@ -72,8 +80,6 @@ def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() 
 def draw_sentences(places: list[int]) -> list[list[tuple[int, ...]]]:
     found = sample(
         ConstantScorer(),
-        start_id=START,
-        eos_id=END,
         longest=torch.full((len(places),), 30),
         samples=4,
         sampling=SamplingSettings(seed=5),
@@ -92,8 +98,6 @@ def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
     scorer = ConstantScorer()
     found = sample(
         scorer,
-        start_id=START,
-        eos_id=END,
         longest=torch.full((8,), 30),
         samples=2,
         sampling=SamplingSettings(),

@@ -15,7 +15,6 @@ from transduce.commands.options import (
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
 from transduce.evaluation.significance import compare
-from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 
@@ -41,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
-    search = search_settings(options)
+    search_settings(options)  # refuses what is out of range before anything is read
     check_writable(options.json)
     references = list(read_lines(options.reference))
     if options.source is not None:
         check_line_counts({"sources": list(read_lines(options.source)), "references": references})
-    hypotheses_a, language_a = _hypotheses(options.a, options, search)
-    hypotheses_b, language_b = _hypotheses(options.b, options, search)
+    hypotheses_a, language_a = _hypotheses(options.a, options)
+    hypotheses_b, language_b = _hypotheses(options.b, options)
     comparison = compare(
         hypotheses_a,
         hypotheses_b,
@@ -63,14 +62,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _hypotheses(place: str, options: argparse.Namespace, search: SearchSettings) -> tuple[list[str], str | None]:
+def _hypotheses(place: str, options: argparse.Namespace) -> tuple[list[str], str | None]:
     """Translations out of a file or by a model, and the model's target language."""
     if not Path(place).is_dir():
         return list(read_lines(place)), None
     if options.source is None:
         raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
     translator = load_translator(place, options)
-    translations = translator(list(read_lines(options.source)), search=search)
+    translations = translator(list(read_lines(options.source)), search=search_settings(options, place))
     return [translation.text for translation in translations], translator.target_language
 
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
-    search = search_settings(options)
+    search = search_settings(options, options.model)
     check_writable(options.output, options.json)
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
     check_line_counts({"sources": sources, "references": references})

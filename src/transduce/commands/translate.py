@@ -5,51 +5,70 @@ import codecs
 import contextlib
 import io
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import add_computing, add_search, load_translator, search_settings
+from transduce.commands.options import (
+    add_computing,
+    add_search,
+    check_writable,
+    load_translator,
+    search_settings,
+    threads_to_use,
+)
+from transduce.durable import file_sha256
+from transduce.errors import TransduceError
+from transduce.runtime.bulk import Job, Portion, portions, shard_from, skip_lines, translate_portions
+from transduce.runtime.machine import detect_machine
+from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.translator import Translator
-from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.runtime.workers import Recipe, Workers
+from transduce.search.settings import SamplingSettings
 from transduce.text.files import read_lines
 
-_LINES_AT_ONCE = 1024
+_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
-    parser.add_argument("model", help="a model folder")
-    parser.add_argument("file", nargs="?", help="text, a sentence a line; standard input where nothing is said")
+    parser.add_argument(
+        "model",
+        nargs="+",
+        help="a model folder; several with one vocabulary translate together. A name behind them that is no folder is "
+        "the text, a sentence a line; standard input where there is none",
+    )
     parser.add_argument(
         "--n-best",
         type=int,
-        default=1,
         metavar="N",
         help="alternatives; more than 1 prints `number ||| text ||| score`",
     )
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="what every translation begins with")
+    parser.add_argument(
+        "--must-contain",
+        action="append",
+        default=[],
+        metavar="PHRASE",
+        help="what every translation contains; may be said several times",
+    )
+    parser.add_argument(
+        "--phrases", metavar="FILE", help="what each line's translation contains: phrases separated by tabs"
+    )
     add_search(parser)
     add_sampling(parser)
+    add_bulk(parser)
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """One line out for each line in; a prompt on a terminal."""
-    search = search_settings(options, n_best=1 if options.sample else options.n_best)
-    if options.sample:
-        search = msgspec.structs.replace(search, n_best=options.n_best, sampling=sampling_settings(options))
-    translator = load_translator(options.model, options)
-    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
-    try:
-        if options.file is None and sys.stdin.isatty():
-            prompt(translator, output, search)
-        else:
-            lines = read_lines(options.file) if options.file else stdin_lines()
-            translate_lines(translator, lines, output, search)
-        output.flush()
-    finally:
-        output.detach()
-    return 0
+def add_bulk(parser: argparse.ArgumentParser) -> None:
+    """Large files: --output, --resume, --shard, --workers."""
+    parser.add_argument("--output", metavar="FILE", help="write here, whole or not at all, instead of standard output")
+    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --output")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="only lines I, I + N, … of the input")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which divide the threads")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +84,126 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed draws the same translations")
 
 
-def sampling_settings(options: argparse.Namespace) -> SamplingSettings:
-    """The options of `add_sampling`."""
-    return SamplingSettings(
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+def run(options: argparse.Namespace) -> int:
+    """One line out for each line in; a prompt on a terminal."""
+    folders, file = split_paths(options.model)
+    job = make_job(options, folders[0])
+    shard = shard_from(options.shard)
+    check_options(options)
+    if file is None and sys.stdin.isatty() and not options.output:
+        with standard_output() as output:
+            prompt(load_translator(folders, options), output, job)
+        return 0
+    lines = read_lines(file) if file else stdin_lines()
+    phrases = read_lines(options.phrases) if options.phrases else None
+    waiting = portions(lines, shard=shard, phrases=phrases)
+    if options.output:
+        write_to_file(options, folders, job, waiting)
+        return 0
+    with standard_output() as output:
+        for _, text in translated(options, folders, job, waiting):
+            output.write(text)
+            output.flush()
+    return 0
+
+
+def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
+    """The model folders, and the text file where the last of several names is none of them."""
+    if len(paths) > 1 and not Path(paths[-1]).is_dir():
+        return paths[:-1], paths[-1]
+    return paths, None
+
+
+def make_job(options: argparse.Namespace, folder: str) -> Job:
+    """What is done to every line.
+
+    Raises:
+        TransduceError: an option is out of its range.
+    """
+    search = search_settings(options, folder, n_best=None if options.sample else options.n_best)
+    if options.sample:
+        sampling = SamplingSettings(
+            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+        )
+        search = msgspec.structs.replace(search, n_best=options.n_best or 1, sampling=sampling)
+    return Job(search=search, prefix=options.prefix, phrases=tuple(options.must_contain))
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuses what cannot be done, before anything is.
+
+    Raises:
+        TransduceError: an option makes no sense, or the output cannot be written.
+    """
+    if options.workers < 1:
+        raise TransduceError(f"`workers` must be at least 1, but is {options.workers}.")
+    if options.resume and not options.output:
+        raise TransduceError("--resume goes on with a file, but none is named: say --output FILE.")
+    check_writable(options.output)
+
+
+def translated(
+    options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
+) -> Iterator[tuple[Portion, str]]:
+    """Each portion with what is written for it, by one process or several."""
+    if options.workers == 1:
+        yield from translate_portions(load_translator(folders, options), job, waiting)
+        return
+    threads = detect_machine(options.device, threads_to_use(options, folders[0])).threads
+    recipe = Recipe(
+        folders=folders,
+        job=job,
+        precision=options.precision,
+        device=options.device,
+        threads=max(1, threads // options.workers),
     )
+    with Workers(recipe, options.workers) as workers:
+        yield from workers.translate(waiting)
+
+
+def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]) -> None:
+    """Translates into a file that can be gone on with after a crash."""
+    content = identity(options, folders, job)
+    file = ResumableFile(Path(options.output), options=content, resume=options.resume)
+    if file.is_finished:
+        sys.stderr.write(f"{file.path} is finished; nothing is left to do.\n")
+        return
+    if file.progress.lines:
+        done, waiting = skip_lines(waiting, file.progress.lines)
+        file.skip(done)
+        sys.stderr.write(f"Going on after line {file.progress.lines:,} of {file.partial}.\n")
+    elif options.resume:
+        sys.stderr.write("Nothing was saved to go on with, so this starts at the first line.\n")
+    file.open()
+    started_at = reported_at = time.monotonic()
+    before = file.progress.lines
+    for portion, text in translated(options, folders, job, waiting):
+        file.append(portion.lines, text)
+        if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
+            reported_at = time.monotonic()
+            rate = (file.progress.lines - before) / (reported_at - started_at)
+            sys.stderr.write(f"{file.progress.lines:,} lines, {rate:,.0f} a second\n")
+    file.finish()
+    elapsed_seconds = time.monotonic() - started_at
+    sys.stderr.write(f"{file.progress.lines:,} lines in {file.path}, {elapsed_seconds:.1f} s\n")
+
+
+def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
+    """All that decides what is written for a line: one text for the same models and options."""
+    models = [file_sha256(Path(folder) / "manifest.json") for folder in folders if Path(folder).is_dir()]
+    phrases = file_sha256(Path(options.phrases)) if options.phrases else None
+    return msgspec.json.encode((models, job, options.shard, options.precision, phrases))
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[io.TextIOWrapper]:
+    """Standard output as UTF-8 with line feeds, whatever the locale says."""
+    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
+    try:
+        yield output
+        output.flush()
+    finally:
+        output.detach()
 
 
 def stdin_lines() -> Iterator[str]:
@@ -87,36 +221,8 @@ def stdin_lines() -> Iterator[str]:
         yield text
 
 
-def translate_lines(
-    translator: Translator, lines: Iterable[str], output: io.TextIOWrapper, search: SearchSettings
-) -> None:
-    """Translates in portions, so that output follows input closely and memory stays flat."""
-    number = 0
-    for portion in portions(lines, _LINES_AT_ONCE):
-        for translation in translator.translate(portion, search, first_place=number):
-            if search.n_best == 1:
-                output.write(translation.text + "\n")
-            else:
-                for alternative in translation.alternatives:
-                    output.write(f"{number} ||| {alternative.text} ||| {alternative.score:.4f}\n")
-            number += 1
-        output.flush()
-
-
-def portions(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of at most `size` lines."""
-    portion: list[str] = []
-    for line in lines:
-        portion.append(line)
-        if len(portion) == size:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
-
-
-def prompt(translator: Translator, output: io.TextIOWrapper, search: SearchSettings) -> None:
-    """Reads sentences from a person until the input ends."""
+def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
+    """Reads sentences from a person until the input ends; a single translation appears as it grows."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:
@@ -126,8 +232,14 @@ def prompt(translator: Translator, output: io.TextIOWrapper, search: SearchSetti
             return
         if not sentence.strip():
             return
-        for alternative in translator(sentence, search=search).alternatives:
-            output.write(alternative.text + "\n")
+        if job.search.n_best == 1:
+            for text in translator.stream(sentence, job.search, prefix=job.prefix, phrases=job.phrases):
+                output.write(text)
+                output.flush()
+            output.write("\n")
+        else:
+            found = translator(sentence, search=job.search, prefix=job.prefix, phrases=job.phrases)
+            output.write("".join(f"{alternative.text}\n" for alternative in found.alternatives))
         output.flush()
 
 

@@ -1,54 +1,54 @@
-"""The Transformer as search sees it: one step for all hypotheses of a batch.
+"""The model as search sees it: one step for all hypotheses of a batch.
 
-The hypotheses of a sentence are decoded side by side, as if they were further positions of one row. They share the
-cache and the projected memory; a mask tells each which cached positions are its own past. Reordering hypotheses
-therefore moves a small boolean array and no keys or values.
-Legend: B sentences, W hypotheses of each, L cached positions, V vocabulary.
+Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
 import torch
 from torch import Tensor
 
-from transduce.model.masks import AttentionMask, ancestry_mask
-from transduce.model.transformer import Transformer
+from transduce.model.attention import AttentionTrace
+from transduce.model.build import EncoderDecoder
 
 
 class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of encoded sentences."""
+    """Implements `search.scorer.Scorer` for a batch of encoded sentences, and `AttentiveScorer` where asked."""
 
-    def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encodes source_ids (B, S)."""
+    def __init__(
+        self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
+    ) -> None:
+        """Encodes source_ids (B, S).
+
+        `attention` is there where `attentive` says so, which costs some time. With `all_pieces`, padding and the start
+        symbol have a score like others.
+        """
         self.model = model
-        self.memory, self.memory_mask = model.encode(source_ids)
-        self.cache = model.new_cache()
-        self.position = 0
-        # Which cached positions each hypothesis descends from, (B, W, L).
-        self.ancestors = torch.zeros(len(source_ids), 1, 0, dtype=torch.bool, device=source_ids.device)
+        self.state = model.start(source_ids)
+        config = model.config
+        never_written = [] if all_pieces else sorted({config.pad_id, config.start_id} - {config.eos_id})
+        self.never_written = torch.tensor(never_written, dtype=torch.int64, device=source_ids.device)
+        self.trace = AttentionTrace() if attentive else None
+        # Padding and the end symbol: what there is nothing to translate of, (B, S).
+        self.wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id)
 
     def step(self, pieces: Tensor) -> Tensor:
         """Logits of the next piece (B, W, V) after each hypothesis' newest piece (B, W)."""
-        batch, width = pieces.shape
-        itself = torch.eye(width, dtype=torch.bool, device=pieces.device).expand(batch, width, width)
-        self.ancestors = torch.cat([self.ancestors, itself], dim=2)
-        hidden = self.model.decode(
-            pieces,
-            self.memory,
-            self.memory_mask,
-            mask=None if width == 1 and self.cache.length == self.position else ancestry_mask(self.ancestors),
-            positions=torch.full((width,), self.position, device=pieces.device),
-            cache=self.cache,
-        )
-        self.position += 1
-        return self.model.project(hidden)
+        if self.trace is not None:
+            self.trace = AttentionTrace()
+        hidden = self.state.step(pieces, trace=self.trace)
+        return self.model.project(hidden).index_fill_(-1, self.never_written, float("-inf"))
+
+    def attention(self) -> Tensor:
+        """The newest step's attention to the source, the mean over all heads of all layers, (B, W, S)."""
+        if self.trace is None:
+            raise ValueError("attention was not asked for: make the scorer with attentive=True")
+        heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
+        return heads.mean(dim=0).masked_fill(self.wordless[:, None], 1.0)
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis w now continues what was hypothesis parents[b, w]."""
-        index = parents[..., None].expand(-1, -1, self.ancestors.shape[2])
-        self.ancestors = self.ancestors.gather(1, index)
+        self.state.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
         """The other sentences leave the batch."""
-        self.memory = self.memory.index_select(0, rows)
-        self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
-        self.ancestors = self.ancestors.index_select(0, rows)
-        self.cache.keep_sentences(rows)
+        self.wordless = self.wordless.index_select(0, rows)
+        self.state.keep_sentences(rows)

@@ -1,6 +1,7 @@
 """What translating returns."""
 
 import html
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,7 +16,7 @@ class Alternative(msgspec.Struct, frozen=True):
     score: float
     """The log-probability over the length penalty: what alternatives are ranked by."""
     ended: bool
-    """False where the maximum length cut it."""
+    """False where the maximum length cut it, or the sentence was given up."""
 
 
 class Translation(msgspec.Struct, frozen=True):
@@ -23,10 +24,12 @@ class Translation(msgspec.Struct, frozen=True):
 
     source: str
     alternatives: tuple[Alternative, ...]
-    """Best first; `n_best` of them, or fewer."""
+    """Best first; `n_best` of them, or fewer. Those that ended stand before those that were cut."""
     parts: int = 1
     """Into how many parts the sentence was cut, because it was longer than the model takes. They are translated one by
     one, and only the best translation of each is kept."""
+    given_up: bool = False
+    """True where an observer had it given up: it is as far as it got, possibly empty."""
 
     @property
     def text(self) -> str:
@@ -46,16 +49,22 @@ class Translation(msgspec.Struct, frozen=True):
         return f"<table><caption>{html.escape(self.source)}</caption>{rows}</table>"
 
 
-def join_parts(source: str, parts: list[Translation], separator: str) -> Translation:
+def nothing(*, ended: bool = True) -> Alternative:
+    """The translation of nothing, or of what was given up before it began."""
+    return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=ended)
+
+
+def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:
     """One translation out of those of a long sentence's parts."""
+    given_up = any(part.given_up for part in parts)
     if len(parts) == 1:
-        return Translation(source, parts[0].alternatives)
+        return Translation(source, parts[0].alternatives, given_up=given_up)
     best = [part.alternatives[0] for part in parts]
     joined = Alternative(
-        text=separator.join(part.text for part in best),
+        text=separator.join(part.text for part in best if part.text or not given_up),
         pieces=tuple(piece for part in best for piece in part.pieces),
         piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
         score=sum(part.score for part in best),
         ended=all(part.ended for part in best),
     )
-    return Translation(source, (joined,), parts=len(parts))
+    return Translation(source, (joined,), parts=len(parts), given_up=given_up)

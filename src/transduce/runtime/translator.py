@@ -6,27 +6,33 @@ from typing import overload
 
 import msgspec
 import torch
-from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder import read_model_folder
+from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, pad
+from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
+from transduce.runtime.languages import with_languages
 from transduce.runtime.machine import Machine, Precision, detect_machine
-from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.translation import Alternative, Translation, join_parts
-from transduce.search.beam import beam_search
-from transduce.search.greedy import greedy_search
-from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
-from transduce.search.sampling import sample
-from transduce.search.scorer import Hypothesis
+from transduce.runtime.parts import Part, PartsObserver, batches, cut, is_empty, join_sentences, separator
+from transduce.runtime.phrases import spell_phrase
+from transduce.runtime.scoring import Score, score_translations
+from transduce.runtime.search_defaults import read_search_settings
+from transduce.runtime.streaming import GrowingText
+from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
+from transduce.runtime.translation import Alternative, Translation, nothing
+from transduce.search.constraints import Phrase
+from transduce.search.loop import Search, run
+from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings
-from transduce.text.splitting import split_text
 from transduce.text.tokenizer import Tokenizer
+
+__all__ = ["Translator", "load", "pad"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
-_LONGEST_SOURCE = 256  # pieces; what training leaves out as too long (`data.filters.max_pieces`) is cut into parts
-_UNSPACED_LANGUAGES = ("zh", "zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my")
+_PART_STRIDE = 999_999_937
+_FIRST_TEXT_ID = 3  # padding, end and unknown come before it
 
 
 class Translator:
@@ -34,18 +40,33 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        model: EncoderDecoder,
         tokenizer: Tokenizer,
         *,
         source_language: str | None = None,
         target_language: str | None = None,
         search: SearchSettings | None = None,
+        ensemble: Sequence[EncoderDecoder] = (),
     ) -> None:
+        """With an `ensemble`, the probabilities of the model and of these, which share its tokenizer, are averaged."""
         self.model = model
+        self.models = (model, *ensemble)
         self.tokenizer = tokenizer
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
+        self._proof = StrictProof(self._search_sources, vocabulary_size=tokenizer.source.size, least_id=_FIRST_TEXT_ID)
+
+    @property
+    def transformer(self) -> Transformer:
+        """The model, where it is a Transformer: what looks into attention layer by layer needs one.
+
+        Raises:
+            TransduceError: it is another.
+        """
+        if isinstance(self.model, Transformer):
+            return self.model
+        raise TransduceError(f"This needs a Transformer, but the model is of the kind `{self.model.config.kind}`.")
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +88,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
+        phrases: Sequence[str] = (),
         search: SearchSettings | None = None,
     ) -> Translation: ...
     @overload
@@ -79,6 +101,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
+        phrases: Sequence[str] = (),
         search: SearchSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(
@@ -90,6 +113,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
+        phrases: Sequence[str] = (),
         search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
         """Translates one sentence, or several in one go; the order is kept.
@@ -101,6 +125,7 @@ class Translator:
             n_best: alternatives returned for each sentence.
             max_length: at most so many new pieces.
             prefix: what every translation begins with.
+            phrases: what every translation contains.
             search: all options, in place of the model's own; what is said above goes before it.
 
         Raises:
@@ -109,12 +134,20 @@ class Translator:
         said = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         changes = {name: value for name, value in said.items() if value is not None}
         chosen = msgspec.structs.replace(search or self.search, **changes)
-        if isinstance(text, str):
-            return self.translate([text], chosen, prefix=prefix or "")[0]
-        return self.translate(list(text), chosen, prefix=prefix or "")
+        sentences = [text] if isinstance(text, str) else list(text)
+        wanted = [phrases] * len(sentences)
+        found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted)
+        return found[0] if isinstance(text, str) else found
 
     def translate(
-        self, sentences: list[str], search: SearchSettings, *, prefix: str = "", first_place: int = 0
+        self,
+        sentences: Sequence[str],
+        search: SearchSettings,
+        *,
+        prefix: str = "",
+        phrases: Sequence[Sequence[str]] | None = None,
+        places: Sequence[int] | None = None,
+        observer: Observer | None = None,
     ) -> list[Translation]:
         """Translates sentences, sorted by length inside and returned in their own order.
 
@@ -122,104 +155,160 @@ class Translator:
             sentences: of any length; what is longer than the model takes is cut and joined again.
             search: how.
             prefix: what every translation begins with.
-            first_place: the first sentence's place in an input that comes in portions; what is sampled depends on it.
+            phrases: what each translation contains, a list for each sentence. Of a cut one, its first part has them.
+            places: each sentence's place in an input that comes in portions; what is sampled depends on it.
+            observer: told of every step, with sentences counted from 0. Several parts of a cut sentence may be decoded
+                at a time, and then its place stands there as often. A sentence that it gives up is given up in all its
+                parts, and marked in the result.
+
+        Raises:
+            TransduceError: the options contradict each other, or strict results cannot be had.
         """
-        cut = [self._cut(sentence) for sentence in sentences]
-        prefix_ids = self.tokenizer.target.encode(prefix) if prefix else []
-        prefixes = [prefix_ids if number == 0 else [] for parts in cut for number in range(len(parts))]
-        flat = [part for parts in cut for part in parts]
-        found = iter(self._translate_parts(flat, prefixes, search, first_place))
-        separator = "" if self.target_language in _UNSPACED_LANGUAGES else " "
-        return [
-            join_parts(sentence, [next(found) for _ in parts], separator)
-            for sentence, parts in zip(sentences, cut, strict=True)
-        ]
+        parts = cut(sentences, self.tokenizer.source)
+        prefix_ids = self.tokenizer.target.encode(prefix)
+        spelt = self._spell(phrases, search)
+        watch = PartsObserver(observer)
+        found = {id(part): Translation(part.text, (nothing(),)) for part in parts if is_empty(part)}
+        for batch in self._batches([part for part in parts if not is_empty(part)], spelt, search):
+            waiting = watch.waiting(batch)
+            hypotheses = self.search_ids(
+                [part.ids for part in waiting],
+                search,
+                prefixes=[[] if part.number else prefix_ids for part in waiting],
+                phrases=[_phrases_of(part, spelt) for part in waiting],
+                places=[_place(part, places) for part in waiting],
+                observer=None if observer is None else watch,
+            )
+            found |= {id(part): self._translation(part, each) for part, each in zip(waiting, hypotheses, strict=True)}
+        return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
 
-    def _cut(self, sentence: str) -> list[str]:
-        """The sentence, in parts where it is longer than the model takes."""
-        # A piece has a byte at least, so short sentences need not be counted.
-        if len(sentence.encode("utf-8", "replace")) < _LONGEST_SOURCE or not sentence.strip():
-            return [sentence]
-        return split_text(sentence, lambda text: len(self.tokenizer.source.encode(text)) <= _LONGEST_SOURCE)
+    def stream(
+        self,
+        sentence: str,
+        search: SearchSettings | None = None,
+        *,
+        prefix: str = "",
+        phrases: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """The best translation as it grows: pieces of text that are, joined, the translation.
 
-    def _translate_parts(
-        self, sentences: list[str], prefixes: list[list[int]], search: SearchSettings, first_place: int
-    ) -> list[Translation]:
-        ids = [[*pieces, self.tokenizer.source.eos_id] for pieces in self.tokenizer.source.encode_batch(sentences)]
-        translations: list[Translation | None] = [None] * len(sentences)
-        waiting = []
-        for number, sentence in enumerate(sentences):
-            if sentence.strip() and len(ids[number]) > 1:
-                waiting.append(number)
-            else:
-                translations[number] = Translation(sentence, (_nothing(),))
-        width = search.beam_size if search.sampling is None else search.n_best
-        for numbers in _batches(waiting, ids, _BATCH_PIECES // width):
-            sources = [ids[number] for number in numbers]
-            places = [first_place + number for number in numbers]
-            found = self.search_ids(sources, search, prefixes=[prefixes[n] for n in numbers], places=places)
-            for number, hypotheses in zip(numbers, found, strict=True):
-                alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
-                translations[number] = Translation(sentences[number], alternatives)
-        return [translation for translation in translations if translation is not None]
+        Greedy search and sampling yield what every step adds, beam search what all hypotheses agree on, and the rest in
+        the end. Whoever stops asking stops the search.
+
+        Args:
+            sentence: of any length.
+            search: how; the translator's own settings where nothing is said.
+            prefix: what the translation begins with.
+            phrases: what it contains.
+
+        Raises:
+            TransduceError: as `translate`.
+        """
+        search = msgspec.structs.replace(search or self.search, n_best=1)
+        spelt = self._spell([phrases], search)
+        between = ""
+        for part in cut([sentence], self.tokenizer.source):
+            if is_empty(part):
+                continue
+            own_prefix = [] if part.number else self.tokenizer.target.encode(prefix)
+            batch = Batch([part.ids], [own_prefix], [_phrases_of(part, spelt)], [_place(part, None)])
+            for text in self._stream_batch(batch, search):
+                yield between + text
+                between = ""
+            between = separator(self.target_language)
+
+    def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
+        """One sentence's translation as it grows."""
+        growing = GrowingText(self.tokenizer.target)
+        if search.strict:
+            self._proof.check(search)
+        progress = self._begin(batch, search)
+        while len(progress.rows):
+            with torch.inference_mode():  # not while the caller has its turn
+                progress.advance()
+                text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
+            if text:
+                yield text
+        (hypotheses,) = progress.found()
+        rest = growing.finish(self._alternative(hypotheses[0]).text) if hypotheses else ""
+        if rest:
+            yield rest
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
+        """How probable given translations are, as search reports it.
+
+        Args:
+            sources: sentences.
+            targets: their translations, as many.
+            length_penalty: alpha of the penalty that scores are divided by; 0: they are log-probabilities.
+
+        Raises:
+            TransduceError: their numbers differ, or one is too long.
+        """
+        return score_translations(self.models, self.tokenizer, sources, targets, alpha=length_penalty)
 
     def search_ids(
         self,
-        source_ids: list[list[int]],
+        source_ids: Sequence[Sequence[int]],
         search: SearchSettings,
         *,
-        prefixes: list[list[int]] | None = None,
-        places: list[int] | None = None,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        phrases: Sequence[Sequence[Phrase]] | None = None,
+        places: Sequence[int] | None = None,
+        observer: Observer | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses for sentences of pieces, all in one batch, best first.
 
         Args:
-            source_ids: the pieces of each sentence, with the end symbol.
+            source_ids: the pieces of each sentence, with the end symbol; in a strict search, all of one bucket.
             search: how.
             prefixes: the pieces that each hypothesis begins with.
+            phrases: what each sentence's hypotheses contain.
             places: each sentence's place in the whole input, which chooses its random numbers where it is sampled.
+            observer: told of every step. Sentences that it gives up may have no hypothesis.
         """
-        rules = self._rules(search, prefixes or [])
-        limits = torch.tensor([search.longest(len(ids)) for ids in source_ids], device=self.device)
-        config = self.model.config
-        start, end = config.start_id, config.eos_id
+        if not source_ids:
+            return []
+        if search.strict:
+            self._proof.check(search)
+        none: list[list[int]] = [[]] * len(source_ids)
+        batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
         with torch.inference_mode():
-            scorer = TransformerScorer(self.model, pad(source_ids, config.pad_id, self.device))
-            if search.sampling is not None:
-                return sample(
-                    scorer,
-                    start_id=start,
-                    eos_id=end,
-                    longest=limits,
-                    samples=search.n_best,
-                    sampling=search.sampling,
-                    places=places or range(len(source_ids)),
-                    rules=rules,
-                )
-            if search.beam_size == 1:
-                alpha = search.length_penalty
-                return greedy_search(scorer, start_id=start, eos_id=end, longest=limits, alpha=alpha, rules=rules)
-            return beam_search(
-                scorer,
-                start_id=start,
-                eos_id=end,
-                longest=limits,
-                beam_size=search.beam_size,
-                n_best=search.n_best,
-                alpha=search.length_penalty,
-                rules=rules,
-            )
+            return run(self._begin(batch, search), observer)
 
-    def _rules(self, search: SearchSettings, prefixes: list[list[int]]) -> list[Rule]:
-        config = self.model.config
-        rules: list[Rule] = [Forbid(sorted({config.pad_id, config.start_id} - {config.eos_id}))]
-        if search.min_length:
-            rules.append(MinimumLength(search.min_length, config.eos_id))
-        if search.no_repeated_ngrams:
-            rules.append(NoRepeatedNgrams(search.no_repeated_ngrams))
-        if any(prefixes):
-            rules.append(ForcedPrefix(prefixes))
-        return rules
+    def _batches(
+        self, parts: Sequence[Part], phrases: Sequence[Sequence[Phrase]], search: SearchSettings
+    ) -> Iterator[list[Part]]:
+        """Parts that are decoded together: those with long phrases have wider beams, strict ones one padded length."""
+
+        def kind(part: Part) -> tuple[int, ...]:
+            return (beam_width(search, [_phrases_of(part, phrases)]), bucket(len(part.ids)) if search.strict else 0)
+
+        most = _BATCH_PIECES // beam_width(search, phrases)
+        return batches(parts, most, kind=kind, most_sentences=MOST_SENTENCES if search.strict else None)
+
+    def _spell(self, phrases: Sequence[Sequence[str]] | None, search: SearchSettings) -> list[list[Phrase]]:
+        """Each sentence's phrases in pieces; an empty list where there are none at all."""
+        if not any(phrases or ()):
+            return []
+        for own in phrases or ():
+            check_phrases(search, own)
+        return [[spell_phrase(phrase, self.tokenizer.target) for phrase in own] for own in phrases or ()]
+
+    def _begin(self, batch: Batch, search: SearchSettings) -> Search:
+        with torch.inference_mode():
+            return begin_search(self.models, self.tokenizer.target, batch, search)
+
+    def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
+        """Without prefixes and phrases, and without a proof."""
+        size = len(source_ids)
+        batch = Batch(source_ids, [[]] * size, [()] * size, range(size))
+        with torch.inference_mode():
+            return run(self._begin(batch, search))
+
+    def _translation(self, part: Part, hypotheses: list[Hypothesis]) -> Translation:
+        alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
+        return Translation(part.text, alternatives or (nothing(ended=False),))
 
     def _alternative(self, hypothesis: Hypothesis) -> Alternative:
         target = self.tokenizer.target
@@ -232,35 +321,61 @@ class Translator:
         )
 
 
+def _phrases_of(part: Part, phrases: Sequence[Sequence[Phrase]]) -> Sequence[Phrase]:
+    """What a part's translation must contain: its sentence's phrases, if it is the first one."""
+    return phrases[part.sentence] if phrases and part.number == 0 else ()
+
+
+def _place(part: Part, places: Sequence[int] | None) -> int:
+    """A part's place in the whole input; the parts of one sentence have random numbers of their own."""
+    place = part.sentence if places is None else places[part.sentence]
+    return place + part.number * _PART_STRIDE
+
+
 def load(
-    folder: str | Path,
+    folder: str | Path | Sequence[str | Path],
     *,
     precision: Precision | str = "auto",
     device: str = "auto",
     threads: int | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> Translator:
-    """Opens a model folder.
+    """Opens a model folder, or several whose models translate together.
+
+    The translator searches as the folder says, which `transduce train` wrote there; of several, as the first one says.
 
     Args:
-        folder: what `transduce train` wrote.
+        folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
         precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
         threads: threads to compute with, in the whole process; None: all cores that the process may use.
+        source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
+        target_language: to translate into, where it has.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: a folder or an option is not what it should be.
     """
     if precision not in ("auto", *_DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(each) for each in folder]
+    if not folders:
+        raise TransduceError("At least one model folder is needed, but none was named.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    content = read_model_folder(Path(folder))
-    model = content.model.to(device=machine.device, dtype=_DTYPES[_precision(precision, machine)])
+    contents = [
+        with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders
+    ]
+    _check_vocabularies(folders, contents)
+    dtype = _DTYPES[_precision(precision, machine)]
+    first, *others = (content.model.to(device=machine.device, dtype=dtype) for content in contents)
     return Translator(
-        model,
-        content.tokenizer,
-        source_language=content.manifest.source_language,
-        target_language=content.manifest.target_language,
+        first,
+        contents[0].tokenizer,
+        source_language=contents[0].manifest.source_language,
+        target_language=contents[0].manifest.target_language,
+        search=read_search_settings(folders[0]),
+        ensemble=others,
     )
 
 
@@ -268,23 +383,16 @@ def _precision(asked: str, machine: Machine) -> str:
     return machine.precision if asked == "auto" else asked
 
 
-def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
-    """Rows of ids as one tensor (B, S), filled up at the right."""
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
-
-
-def _batches(numbers: list[int], ids: list[list[int]], most_pieces: int) -> Iterator[list[int]]:
-    """Sentences of like length together, longest first, so many that padded pieces stay within bounds."""
-    batch: list[int] = []
-    for number in sorted(numbers, key=lambda n: -len(ids[n])):
-        if batch and (len(batch) + 1) * len(ids[batch[0]]) > most_pieces:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
-
-
-def _nothing() -> Alternative:
-    return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=True)
+def _check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
+    """Models that translate together must mean the same by each number."""
+    for folder, content in zip(folders[1:], contents[1:], strict=True):
+        if content.tokenizer.fingerprint != contents[0].tokenizer.fingerprint:
+            raise TransduceError(
+                f"Models that translate together must have one vocabulary, but {folder} has another than {folders[0]}: "
+                "train them with the same tokenizer."
+            )
+        if content.model.config.start_id != contents[0].model.config.start_id:
+            raise TransduceError(
+                f"Models that translate together must begin alike, but {folder} starts with piece "
+                f"{content.model.config.start_id} and {folders[0]} with piece {contents[0].model.config.start_id}."
+            )

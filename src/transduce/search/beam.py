@@ -1,58 +1,22 @@
 """Beam search: the W best continuations at each step, until no continuation can beat what is finished.
 
-A live hypothesis is still growing; a finished one ended with the end symbol, or was cut at its greatest length.
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+A live hypothesis is still growing; a finished one ended with the end symbol, or was cut at its greatest length. One
+that ended stands before all that were cut, whatever their scores: breaking off is no merit.
+Legend: B sentences still in the batch, W hypotheses of each in G groups, V vocabulary, t pieces so far.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from transduce.search.coverage import Coverage
 from transduce.search.greedy import make_hypothesis
+from transduce.search.loop import run
 from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Hypothesis, Scorer
-
-
-class BeamState:
-    """The live hypotheses of a batch, and the best finished ones of every sentence."""
-
-    def __init__(self, *, longest: Tensor, beam_size: int, n_best: int, alpha: float) -> None:
-        sentences, device = len(longest), longest.device
-        self.beam_size = beam_size
-        self.n_best = n_best
-        self.alpha = alpha
-        self.longest = longest  # (B,)
-        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
-        self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
-        self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
-        self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
-        self.finished: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-
-    def finish(self, row: int, pieces: Tensor, log_probabilities: Tensor, *, ended: bool) -> None:
-        """Enters a hypothesis among the finished ones of its sentence, of which the W best stay."""
-        finished = self.finished[int(self.rows[row])]
-        finished.append(make_hypothesis(pieces, log_probabilities, ended, self.alpha))
-        finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del finished[self.beam_size :]
-
-    def is_done(self, row: int) -> bool:
-        """Whether no live hypothesis can still enter the n best.
-
-        Log-probabilities only fall, so a live hypothesis ends with at most its present sum, divided by the greatest
-        penalty it could reach.
-        """
-        finished = self.finished[int(self.rows[row])]
-        if len(finished) < self.n_best:
-            return False
-        greatest = length_penalty(int(self.longest[row]), self.alpha)
-        return finished[self.n_best - 1].score >= float(self.scores[row].max()) / greatest
-
-    def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
-        self.longest, self.rows, self.scores = self.longest[rows], self.rows[rows], self.scores[rows]
-        self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]
+from transduce.search.scorer import Bounds, Hypothesis, Scorer
+from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step
 
 
 def beam_search(
@@ -81,88 +45,208 @@ def beam_search(
     Returns:
         N lists of at most `n_best` hypotheses.
     """
-    state = BeamState(longest=longest, beam_size=beam_size, n_best=n_best, alpha=alpha)
-    newest = torch.full((len(longest), 1), start_id, dtype=torch.int64, device=longest.device)
-    while len(state.rows):
-        logits = scorer.step(newest).float()
-        for rule in rules:
-            logits = rule.apply(logits, state.pieces, state.rows)
-        parents = advance(state, logits, eos_id)
-        scorer.reorder(parents)
-        drop_finished_sentences(state, scorer)
-        newest = state.pieces[..., -1]
-    return [finished[:n_best] for finished in state.finished]
+    beam = Beam(beam_size=beam_size, n_best=n_best, alpha=alpha)
+    return run(BeamSearch(scorer, Bounds(start_id, eos_id, longest), beam, rules=rules))
 
 
-def advance(state: BeamState, logits: Tensor, eos_id: int) -> Tensor:
-    """One step: extends every live hypothesis by every piece, finishes those that end, keeps the W best others.
+class Beam:
+    """How many hypotheses are kept and returned, in how many groups, and how lengths are compared."""
 
-    Args:
-        state: changed in place.
-        logits: (B, W, V), float32.
-        eos_id: the end symbol.
+    def __init__(self, *, beam_size: int, n_best: int = 1, alpha: float = 0.6, groups: int = 1) -> None:
+        self.beam_size = beam_size
+        self.n_best = n_best
+        self.alpha = alpha
+        self.groups = groups
 
-    Returns:
-        The live hypothesis that each new one continues, (B, W).
-    """
-    beam_size = state.beam_size
-    # Of 2 W candidates at most W end, so W others remain; more than 2 W from one hypothesis are never needed.
-    width = min(2 * beam_size, logits.shape[-1])
-    best, best_pieces = logits.topk(width, dim=-1)  # (B, W, 2W)
-    piece_scores = best - logits.logsumexp(dim=-1, keepdim=True)
-    totals = (state.scores[..., None] + piece_scores).flatten(1)  # (B, W × 2W)
-    totals, candidates = totals.topk(min(2 * beam_size, totals.shape[1]), dim=-1)  # (B, 2W), best first
-    parents = candidates // width
-    pieces = best_pieces.flatten(1).gather(1, candidates)
-    piece_scores = piece_scores.flatten(1).gather(1, candidates)
-    ends = pieces == eos_id
-    _finish_candidates(state, parents, pieces, piece_scores, ends & (totals > float("-inf")))
-    # A stable sort puts the candidates that do not end first, best first.
-    live = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam_size]
-    totals = totals.masked_fill(ends, float("-inf"))
-    parents = parents.gather(1, live)
-    state.scores = totals.gather(1, live)
-    state.pieces = _extend(state.pieces, parents, pieces.gather(1, live))
-    state.log_probabilities = _extend(state.log_probabilities, parents, piece_scores.gather(1, live))
-    return parents
+    @property
+    def group_size(self) -> int:
+        """Hypotheses of each group."""
+        return self.beam_size // self.groups
+
+    @property
+    def certain(self) -> int:
+        """How many hypotheses of each group must be certain before a sentence is done."""
+        return -(-self.n_best // self.groups)
+
+
+class BeamSearch:
+    """The live hypotheses of a batch, and the best finished ones of every sentence. Implements `loop.Search`."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        bounds: Bounds,
+        beam: Beam,
+        *,
+        rules: Sequence[Rule] = (),
+        selection: Selection | None = None,
+        coverage: Coverage | None = None,
+    ) -> None:
+        """Begins with the start symbol.
+
+        Args:
+            scorer: the model, at the start of a batch of N sentences.
+            bounds: where hypotheses begin and end.
+            beam: how many there are.
+            rules: applied to the logits in turn.
+            selection: which continuations are kept; the best ones where nothing is said.
+            coverage: a penalty on hypotheses that left something out.
+        """
+        sentences, device = len(bounds.longest), bounds.longest.device
+        self.scorer = scorer
+        self.beam = beam
+        self.rules = rules
+        self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=bounds.eos_id)
+        self.coverage = coverage
+        self.eos_id = bounds.eos_id
+        self.longest = bounds.longest  # (B,)
+        self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
+        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
+        self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
+        self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
+        self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
+        # The best finished hypotheses of each sentence's groups.
+        self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
+
+    def advance(self) -> None:
+        """One step: extends every live hypothesis by every piece, finishes those that end, keeps W others."""
+        logits = self.scorer.step(self.newest).float()
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        for rule in self.rules:
+            logits = rule.apply(logits, self.pieces, self.rows)
+        live, ended = self.selection.select(Step(logits, normalizer, self.scores, self.pieces, self.rows))
+        if self.coverage is not None:
+            self.coverage.add_step()
+        self._finish_candidates(ended)
+        self._continue_with(live)
+        self._drop_finished_sentences()
+
+    def hypotheses(self) -> Tensor:
+        """The live ones, best first, and the best finished one, (B, W + 1, t)."""
+        order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
+        live = self.pieces.gather(1, order)
+        last = live[:, 0].clone()
+        for row, place in enumerate(self.rows.tolist()):
+            if best := self._best(place, 1):
+                ids = [*best[0].ids[: self.length], *[self.eos_id] * (self.length - len(best[0].ids))]
+                last[row] = torch.tensor(ids, device=last.device)
+        return torch.cat([live, last[:, None]], dim=1)
+
+    @property
+    def length(self) -> int:
+        """Pieces of every live hypothesis: t."""
+        return self.pieces.shape[-1]
+
+    def give_up(self, places: Collection[int]) -> None:
+        """The sentences at these places leave; their live hypotheses count as they are."""
+        staying = []
+        for row, place in enumerate(self.rows.tolist()):
+            if place in places:
+                self._finish_live(row)
+            else:
+                staying.append(row)
+        self._keep_sentences(staying)
+
+    def found(self) -> list[list[Hypothesis]]:
+        """The n best of each sentence that has left, best first."""
+        decoding = set(self.rows.tolist())
+        return [[] if place in decoding else self._best(place, self.beam.n_best) for place in range(len(self.finished))]
+
+    def _best(self, place: int, count: int) -> list[Hypothesis]:
+        """The best of all groups: from each in turn its best that none before it has."""
+        waiting = [iter(group) for group in self.finished[place]]
+        taken: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
+        while waiting and len(taken) < count:
+            for group in list(waiting):
+                new = next((each for each in group if (each.ids, each.ended) not in taken), None)
+                if new is None:
+                    waiting.remove(group)
+                elif len(taken) < count:
+                    taken[new.ids, new.ended] = new
+        return sorted(taken.values(), key=_rank)
+
+    def _continue_with(self, live: Candidates) -> None:
+        """The hypotheses that were chosen become the live ones."""
+        self.newest, self.scores = live.pieces, live.totals
+        self.pieces = _extend(self.pieces, live.parents, live.pieces)
+        self.log_probabilities = _extend(self.log_probabilities, live.parents, live.piece_scores)
+        self.scorer.reorder(live.parents)
+        if self.coverage is not None:
+            self.coverage.reorder(live.parents)
+
+    def _finish_candidates(self, ended: Candidates) -> None:
+        """Enters those that end among the finished ones of their group."""
+        for row, number in (ended.totals > NEVER).nonzero().tolist():
+            parent = int(ended.parents[row, number])
+            pieces = torch.cat([self.pieces[row, parent], ended.pieces[row, number, None]])
+            values = torch.cat([self.log_probabilities[row, parent], ended.piece_scores[row, number, None]])
+            group = number * self.beam.groups // ended.totals.shape[1]
+            self._finish(row, parent, group, (pieces, values), ended=True)
+
+    def _finish_live(self, row: int) -> None:
+        """Where a sentence breaks off, its live hypotheses count as they are."""
+        for beam in range(self.scores.shape[1]):
+            if float(self.scores[row, beam]) > NEVER:
+                history = (self.pieces[row, beam], self.log_probabilities[row, beam])
+                self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
+
+    def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
+        """Enters a hypothesis among the finished ones of its group, of which the best stay."""
+        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
+        finished = self.finished[int(self.rows[row])][group]
+        finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
+        finished.sort(key=_rank)
+        del finished[self.beam.beam_size :]
+
+    def _undecided(self) -> list[int]:
+        """The rows of which a live hypothesis can still enter the n best.
+
+        Log-probabilities only fall, and penalties on coverage are never positive, so a live hypothesis ends with at
+        most its present sum, divided by the greatest length penalty it could reach.
+        """
+        best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
+        greatest = [length_penalty(longest, self.beam.alpha) for longest in self.longest.tolist()]
+        return [
+            row
+            for row, place in enumerate(self.rows.tolist())
+            if any(
+                self._may_improve(finished, best / greatest[row])
+                for finished, best in zip(self.finished[place], best_live[row], strict=True)
+            )
+        ]
+
+    def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
+        """Whether a hypothesis of at most this score could be among the certain ones of its group."""
+        certain = self.beam.certain
+        return bound > NEVER and (len(finished) < certain or finished[certain - 1].score < bound)
+
+    def _drop_finished_sentences(self) -> None:
+        """Sentences whose n best are certain, or that reached their greatest length, leave the batch."""
+        undecided, full = self._undecided(), (self.longest <= self.length).tolist()
+        for row in undecided:
+            if full[row]:
+                self._finish_live(row)
+        self._keep_sentences([row for row in undecided if not full[row]])
+
+    def _keep_sentences(self, staying: list[int]) -> None:
+        """The others leave."""
+        if len(staying) == len(self.rows):
+            return
+        rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
+        self.longest, self.rows, self.scores = self.longest[rows], self.rows[rows], self.scores[rows]
+        self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]
+        self.newest = self.newest[rows]
+        self.scorer.keep_sentences(rows)
+        if self.coverage is not None:
+            self.coverage.keep_sentences(rows)
+
+
+def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
+    """The order of finished hypotheses, best first."""
+    return (not hypothesis.ended, -hypothesis.score)
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
     """Each new hypothesis' past (B, W, t) and its newest entry (B, W), as (B, W, t + 1)."""
     past = history.gather(1, parents[..., None].expand(-1, -1, history.shape[-1]))
     return torch.cat([past, newest[..., None]], dim=-1)
-
-
-def _finish_candidates(state: BeamState, parents: Tensor, pieces: Tensor, piece_scores: Tensor, ends: Tensor) -> None:
-    """Enters the candidates that end among the finished ones; only those that W others do not precede."""
-    ends = ends & (torch.arange(ends.shape[1], device=ends.device) < state.beam_size)
-    for row, candidate in ends.nonzero().tolist():
-        parent = parents[row, candidate]
-        state.finish(
-            row,
-            torch.cat([state.pieces[row, parent], pieces[row, candidate, None]]),
-            torch.cat([state.log_probabilities[row, parent], piece_scores[row, candidate, None]]),
-            ended=True,
-        )
-
-
-def drop_finished_sentences(state: BeamState, scorer: Scorer) -> None:
-    """Sentences whose n best are certain, or that reached their greatest length, leave the batch."""
-    full = (state.longest <= state.pieces.shape[-1]).tolist()
-    staying = []
-    for row, is_full in enumerate(full):
-        if is_full:
-            _finish_live(state, row)
-        elif not state.is_done(row):
-            staying.append(row)
-    if len(staying) < len(full):
-        rows = torch.tensor(staying, dtype=torch.int64, device=state.rows.device)
-        state.keep_sentences(rows)
-        scorer.keep_sentences(rows)
-
-
-def _finish_live(state: BeamState, row: int) -> None:
-    """At the greatest length the live hypotheses count as they are."""
-    for beam in range(state.scores.shape[1]):
-        if float(state.scores[row, beam]) > float("-inf"):
-            state.finish(row, state.pieces[row, beam], state.log_probabilities[row, beam], ended=False)

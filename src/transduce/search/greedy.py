@@ -6,14 +6,15 @@ with a length penalty it goes on while a longer hypothesis could still score bet
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from transduce.search.loop import run
 from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Hypothesis, Scorer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer
 
 # Logits (B, W, V), float32, and the sentences' places in the input (B,), to the next pieces (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -41,55 +42,84 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    walk = Walk(longest=longest, width=1, start_id=start_id, eos_id=eos_id, alpha=alpha)
-    return walk.run(scorer, lambda logits, rows: logits.argmax(dim=-1), rules)  # noqa: ARG005
+    return run(Walk(scorer, Bounds(start_id, eos_id, longest), take_best, alpha=alpha, rules=rules))
+
+
+def take_best(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+    """The best piece of each hypothesis, (B, W)."""
+    return logits.argmax(dim=-1)
 
 
 class Walk:
-    """Hypotheses that grow side by side until each has ended or is as long as it may be."""
+    """Hypotheses that grow side by side until each has ended or is as long as it may be. Implements `loop.Search`."""
 
-    def __init__(self, *, longest: Tensor, width: int, start_id: int, eos_id: int, alpha: float) -> None:
-        sentences, device = len(longest), longest.device
+    def __init__(
+        self,
+        scorer: Scorer,
+        bounds: Bounds,
+        choose: Choose,
+        *,
+        width: int = 1,
+        alpha: float = 0.0,
+        rules: Sequence[Rule] = (),
+    ) -> None:
+        """Begins with `width` hypotheses a sentence; `alpha` is of the length penalty, for the reported score."""
+        sentences, device = len(bounds.longest), bounds.longest.device
+        self.scorer = scorer
+        self.choose = choose
+        self.rules = rules
         self.width = width
-        self.eos_id = eos_id
+        self.eos_id = bounds.eos_id
         self.alpha = alpha
-        self.longest = longest  # (B,)
+        self.longest = bounds.longest  # (B,)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
-        self.newest = torch.full((sentences, 1), start_id, dtype=torch.int64, device=device)
+        self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
         self.pieces = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
-        self.found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
-    def run(self, scorer: Scorer, choose: Choose, rules: Sequence[Rule]) -> list[list[Hypothesis]]:
-        """All hypotheses of each sentence."""
-        while len(self.rows):
-            logits = scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
-            if logits.shape[1] != self.width:
-                logits = logits.repeat(1, self.width, 1)
-                scorer.reorder(self.newest.new_zeros(len(self.rows), self.width))
-            for rule in rules:
-                logits = rule.apply(logits, self.pieces, self.rows)
-            self._extend(logits, choose(logits, self.rows))
-            self._drop_finished_sentences(scorer)
-        return self.found
+    def advance(self) -> None:
+        """Every hypothesis takes its next piece."""
+        logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
+        if logits.shape[1] != self.width:
+            logits = logits.repeat(1, self.width, 1)
+            self.scorer.reorder(self.newest.new_zeros(len(self.rows), self.width))
+        normalizer = logits.logsumexp(dim=-1)  # before the rules: log-probabilities are the model's own
+        for rule in self.rules:
+            logits = rule.apply(logits, self.pieces, self.rows)
+        newest = self.choose(logits, self.rows)
+        self._extend(newest, logits.gather(-1, newest[..., None])[..., 0] - normalizer)
+        ended = (self.pieces == self.eos_id).any(dim=-1).all(dim=-1)
+        self._leave(ended | (self.longest <= self.pieces.shape[-1]))
 
-    def _extend(self, logits: Tensor, newest: Tensor) -> None:
-        chosen = logits.gather(-1, newest[..., None])[..., 0] - logits.logsumexp(dim=-1)
+    def hypotheses(self) -> Tensor:
+        """Each as it is, filled up with end symbols where it has ended, (B, W, t)."""
+        ended = (self.pieces == self.eos_id).cummax(dim=-1).values
+        return self.pieces.masked_fill(ended, self.eos_id)
+
+    def give_up(self, places: Collection[int]) -> None:
+        """The sentences at these places leave as they are."""
+        if places:
+            self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
+
+    def found(self) -> list[list[Hypothesis]]:
+        """All hypotheses of each sentence, in their own order."""
+        return self._found
+
+    def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
         self.newest = newest
         self.pieces = torch.cat([self.pieces, newest[..., None]], dim=-1)
-        self.log_probabilities = torch.cat([self.log_probabilities, chosen[..., None]], dim=-1)
+        self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
-    def _drop_finished_sentences(self, scorer: Scorer) -> None:
-        """Sentences whose hypotheses have all ended leave the batch; one that ended waits for its fellows."""
-        ended = (self.pieces == self.eos_id).any(dim=-1).all(dim=-1)
-        leaving = ended | (self.longest <= self.pieces.shape[-1])
+    def _leave(self, leaving: Tensor) -> None:
+        """These sentences (B,) are finished: a hypothesis that ended has waited for its fellows until now."""
         if not bool(leaving.any()):
             return
         for row in leaving.nonzero().flatten().tolist():
             hypotheses = zip(self.pieces[row], self.log_probabilities[row], strict=True)
-            self.found[int(self.rows[row])] = [self._hypothesis(*hypothesis) for hypothesis in hypotheses]
+            self._found[int(self.rows[row])] = [self._hypothesis(*hypothesis) for hypothesis in hypotheses]
         staying = (~leaving).nonzero().flatten()
-        scorer.keep_sentences(staying)
+        self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
         self.pieces, self.log_probabilities = self.pieces[staying], self.log_probabilities[staying]
 
@@ -97,16 +127,21 @@ class Walk:
         """What stands before the first end symbol, and with it."""
         ends = (pieces == self.eos_id).nonzero().flatten()
         length = int(ends[0]) + 1 if len(ends) else len(pieces)
-        return make_hypothesis(pieces[:length], log_probabilities[:length], bool(len(ends)), self.alpha)
+        return make_hypothesis(pieces[:length], log_probabilities[:length], ended=bool(len(ends)), alpha=self.alpha)
 
 
-def make_hypothesis(pieces: Tensor, log_probabilities: Tensor, ended: bool, alpha: float) -> Hypothesis:
-    """A hypothesis from its pieces (t,), the end symbol last where it ended, and their log-probabilities (t,)."""
+def make_hypothesis(
+    pieces: Tensor, log_probabilities: Tensor, *, ended: bool, alpha: float, penalty: float = 0.0
+) -> Hypothesis:
+    """A hypothesis from its pieces (t,), the end symbol last where it ended, and their log-probabilities (t,).
+
+    Its score is the sum of these over the length penalty, and a penalty, in nats, that is added as it is.
+    """
     ids = pieces.tolist()
     values = log_probabilities.tolist()
     return Hypothesis(
         ids=tuple(ids[:-1] if ended else ids),
         piece_log_probabilities=tuple(values),
-        score=sum(values) / length_penalty(len(ids), alpha),
+        score=sum(values) / length_penalty(len(ids), alpha) + penalty,
         ended=ended,
     )

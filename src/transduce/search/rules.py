@@ -69,18 +69,23 @@ class NoRepeatedNgrams:
 
 
 class ForcedPrefix:
-    """Each hypothesis begins with its sentence's prefix."""
+    """Each hypothesis begins with its sentence's prefix; other rules hold from its end on."""
 
-    def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, prefixes: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
         self.prefixes = [list(prefix) for prefix in prefixes]
+        self.rules = rules
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Forbids every piece but the prefix' next one, which keeps the score that the model gives it."""
         position = pieces.shape[-1]
+        forced = {}
         for row, sentence in enumerate(rows.tolist()):
             if position < len(self.prefixes[sentence]):
-                forced = self.prefixes[sentence][position]
-                kept = logits[row, :, forced].clone()
-                logits[row] = _NEVER
-                logits[row, :, forced] = kept
+                piece = self.prefixes[sentence][position]
+                forced[row] = (piece, logits[row, :, piece].clone())
+        for rule in self.rules:
+            logits = rule.apply(logits, pieces, rows)
+        for row, (piece, kept) in forced.items():
+            logits[row] = _NEVER
+            logits[row, :, piece] = kept
         return logits

@@ -10,47 +10,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.greedy import Walk
-from transduce.search.rules import Rule
-from transduce.search.scorer import Hypothesis, Scorer
 from transduce.search.settings import SamplingSettings
 
 
-def sample(
-    scorer: Scorer,
-    *,
-    start_id: int,
-    eos_id: int,
-    longest: Tensor,
-    samples: int,
-    sampling: SamplingSettings,
-    places: Sequence[int],
-    rules: Sequence[Rule] = (),
-) -> list[list[Hypothesis]]:
-    """Hypotheses drawn for each sentence; their log-probabilities are the model's own, before temperature and cuts.
+class Draw:
+    """Chooses pieces at random. Log-probabilities stay the model's own, before temperature and cuts."""
 
-    Args:
-        scorer: the model, at the start of a batch of N sentences.
-        start_id: what the decoder is given first.
-        eos_id: the end symbol.
-        longest: the greatest number of pieces of each sentence, end symbol included, int64 (N,).
-        samples: hypotheses drawn for each sentence.
-        sampling: what may be drawn, and the seed.
-        places: each sentence's place in the whole input, which chooses its random numbers, (N,).
-        rules: applied to the logits in turn.
+    def __init__(self, sampling: SamplingSettings, places: Sequence[int], *, samples: int) -> None:
+        """Prepares each sentence's random numbers.
 
-    Returns:
-        N lists of `samples` hypotheses, in the order of drawing.
-    """
-    generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in places]
+        Args:
+            sampling: what may be drawn, and the seed.
+            places: each sentence's place in the whole input, which chooses its random numbers, (N,).
+            samples: hypotheses drawn for each sentence.
+        """
+        self.sampling = sampling
+        self.samples = samples
+        self.generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in places]
 
-    def choose(logits: Tensor, rows: Tensor) -> Tensor:
-        drawn = [torch.rand(samples, generator=generators[row]) for row in rows.tolist()]
+    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Logits (B, W, V) and the sentences' places in the batch (B,) to the next pieces, (B, W)."""
+        drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
+        sampling = self.sampling
         return draw(logits / sampling.temperature, uniform, top_k=sampling.top_k, top_p=sampling.top_p)
-
-    walk = Walk(longest=longest, width=samples, start_id=start_id, eos_id=eos_id, alpha=0.0)
-    return walk.run(scorer, choose, rules)
 
 
 def _seed(seed: int, place: int) -> int:

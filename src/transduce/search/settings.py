@@ -3,6 +3,17 @@
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.search.forced import GenerateSettings
+
+_NOT_NEGATIVE = (
+    "length_penalty",
+    "max_length_factor",
+    "max_length_extra",
+    "min_length",
+    "no_repeated_ngrams",
+    "coverage_penalty",
+    "diversity_penalty",
+)
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,8 +55,20 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     min_length: int = 0
     # No run of so many pieces occurs twice in a translation; 0: they may.
     no_repeated_ngrams: int = 0
+    # Beta of the coverage penalty (Wu et al. 2016), by which beams rank down what left a source piece untranslated.
+    coverage_penalty: float = 0.0
+    # The beam is divided into so many groups, which avoid each other's choices (Vijayakumar et al. 2016).
+    diverse_groups: int = 1
+    # In nats: what a piece costs a group for each earlier group that chose it at the same position.
+    diversity_penalty: float = 0.5
+    # Texts that no translation contains: words as whole words, and `<unk>` for what the model has no pieces for.
+    forbidden: tuple[str, ...] = ()
+    # Bit-equal scores whatever else is in the batch, or a refusal; takes one thread, and up to twice the time.
+    strict: bool = False
     # Draw n_best translations instead of searching for the best ones.
     sampling: SamplingSettings | None = None
+    # Rank, force and forbid as Hugging Face's `generate` does; the length penalty is then |Y|^alpha.
+    generate: GenerateSettings | None = None
 
     def __post_init__(self) -> None:
         if self.beam_size < 1:
@@ -56,9 +79,14 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise TransduceError(
                 f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
             )
-        for name in ("length_penalty", "max_length_factor", "max_length_extra", "min_length", "no_repeated_ngrams"):
+        for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
+        if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
+            raise TransduceError(
+                f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
+                "change one of them."
+            )
         if self.max_length is not None and self.max_length < 1:
             raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
 

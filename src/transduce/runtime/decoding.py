@@ -1,0 +1,176 @@
+"""From pieces to a search: which scorer, which rules, which kind of search the settings ask for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.build import EncoderDecoder
+from transduce.runtime.phrases import forbid_texts
+from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.strict import StrictScorer, check_buckets
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.constraints import ConstrainedSelection, Phrase
+from transduce.search.coverage import Coverage
+from transduce.search.ensemble import Ensemble, MeanAttention
+from transduce.search.forced import generate_rules
+from transduce.search.generate import GenerateSearch, LogProbabilities
+from transduce.search.greedy import Walk, take_best
+from transduce.search.loop import Search
+from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
+from transduce.search.sampling import Draw
+from transduce.search.scorer import Bounds, Scorer
+from transduce.search.selection import BestSelection, DiverseSelection, Selection
+from transduce.search.settings import SearchSettings
+from transduce.text.vocabulary import Vocabulary
+
+
+class Batch(NamedTuple):
+    """Sentences of pieces that are decoded together."""
+
+    source_ids: Sequence[Sequence[int]]
+    """With the end symbol."""
+    prefixes: Sequence[Sequence[int]]
+    """The pieces that each one's hypotheses begin with."""
+    phrases: Sequence[Sequence[Phrase]]
+    """What each one's translation must contain."""
+    places: Sequence[int]
+    """Each one's place in the whole input, which chooses its random numbers where it is sampled."""
+
+
+def begin_search(
+    models: Sequence[EncoderDecoder], vocabulary: Vocabulary, batch: Batch, search: SearchSettings
+) -> Search:
+    """A search at its first step.
+
+    Args:
+        models: one, or several with one vocabulary.
+        vocabulary: the target's.
+        batch: what is to be translated.
+        search: how.
+    """
+    config, device = models[0].config, models[0].source_weight.device
+    width = beam_width(search, batch.phrases)
+    attentive = search.coverage_penalty > 0.0 and search.sampling is None and width > 1
+    scorers = _scorers(models, batch, search, attentive=attentive)
+    scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
+    if vocabulary.before:  # a tag of the target language
+        batch = batch._replace(prefixes=[[*vocabulary.before, *prefix] for prefix in batch.prefixes])
+    longest = [_longest(search, *each) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)]
+    bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+    rules = build_rules(search, batch.prefixes, vocabulary)
+    if search.generate is not None:
+        scorer, rules = (
+            LogProbabilities(scorer),
+            rules + generate_rules(search.generate, bounds.longest, vocabulary.before),
+        )
+    if search.sampling is not None:
+        draw = Draw(search.sampling, batch.places, samples=search.n_best)
+        return Walk(scorer, bounds, draw, width=search.n_best, rules=rules)
+    if width == 1:
+        return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
+    selection = _selection(search, batch.phrases, longest, width, config.eos_id)
+    coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
+    if search.generate is not None:
+        return GenerateSearch(
+            scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
+        )
+    return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+
+
+def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
+    """Hypotheses of each sentence of a batch; more than were asked for where phrases have more stages of writing."""
+    if search.sampling is not None:
+        return search.n_best
+    return max(search.beam_size, *(_least_pieces(own) + 1 for own in phrases if own), 1)
+
+
+def _least_pieces(phrases: Sequence[Phrase]) -> int:
+    """How many pieces it takes to write all phrases."""
+    return sum(min(map(len, phrase)) for phrase in set(phrases))
+
+
+def _longest(
+    search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase]
+) -> int:
+    """The greatest number of pieces for a sentence: what was said, or room for its phrases at least."""
+    longest = search.longest(len(source_ids))
+    needed = max(len(prefix) + _least_pieces(phrases), search.min_length) + 1
+    if not phrases or longest >= needed:
+        return longest
+    if search.max_length is None:
+        return needed
+    raise TransduceError(
+        "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
+        f"least {needed} pieces, but it is {search.max_length}."
+    )
+
+
+def _scorers(
+    models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
+) -> Sequence[TransformerScorer] | Sequence[StrictScorer]:
+    device, pad_id = models[0].source_weight.device, models[0].config.pad_id
+    everything = search.generate is not None
+    if not search.strict:
+        source = pad(batch.source_ids, pad_id, device)
+        return [TransformerScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+    source = pad(batch.source_ids, pad_id, device, width=check_buckets(batch.source_ids))
+    return [StrictScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+
+
+def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:
+    """The rules that the settings ask for, in the order in which they are applied."""
+    rules: list[Rule] = []
+    if search.forbidden:
+        rules += forbid_texts(search.forbidden, vocabulary)
+    if search.min_length:
+        rules.append(MinimumLength(search.min_length, vocabulary.eos_id))
+    if search.no_repeated_ngrams:
+        rules.append(NoRepeatedNgrams(search.no_repeated_ngrams))
+    return [ForcedPrefix(prefixes, rules)] if any(prefixes) else rules
+
+
+def _selection(
+    search: SearchSettings,
+    phrases: Sequence[Sequence[Phrase]],
+    longest: Sequence[int],
+    width: int,
+    eos_id: int,
+) -> Selection:
+    if any(phrases):
+        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id)
+    if search.diverse_groups == 1:
+        return BestSelection(beam_size=width, eos_id=eos_id)
+    return DiverseSelection(
+        beam_size=width, groups=search.diverse_groups, penalty=search.diversity_penalty, eos_id=eos_id
+    )
+
+
+def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
+    """Refuses what cannot be had together with phrases that a translation must contain.
+
+    Raises:
+        TransduceError: drawn translations, groups of beams, or a phrase with a forbidden text in it.
+    """
+    if not phrases:
+        return
+    if search.sampling is not None:
+        raise TransduceError("Phrases that a translation must contain are searched for: leave sampling out.")
+    if search.diverse_groups > 1:
+        raise TransduceError(
+            "Phrases that a translation must contain take a beam of their own, but `diverse_groups` is "
+            f"{search.diverse_groups}: make it 1."
+        )
+    for phrase in phrases:
+        for text in search.forbidden:
+            if text in phrase:
+                raise TransduceError(f"A translation must contain `{phrase}`, but `{text}` is forbidden in it.")
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
+    """Rows of ids as one tensor (B, S), filled up at the right, `width` wide at least."""
+    width = max(width, *(len(row) for row in rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)

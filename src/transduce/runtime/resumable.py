@@ -1,0 +1,119 @@
+"""A text file that is written in portions and can be gone on with after a crash.
+
+It grows under the name FILE.partial. Beside it, FILE.progress says how many lines of the input are finished and how
+many bytes that is, and is replaced atomically after each portion has reached the disk: whatever stops the program, both
+agree on where to go on. The finished file gets its own name as the last act.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from transduce.durable import replace_file, write_file
+from transduce.errors import TransduceError
+
+_FORMAT_VERSION = 1
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How far a file is."""
+
+    format_version: int = _FORMAT_VERSION
+    lines: int = 0
+    """Of the input, finished."""
+    size_bytes: int = 0
+    """Of what was written for them."""
+    input_sha256: str = ""
+    """Of those lines."""
+    options_sha256: str = ""
+    """Of what decides the output: models and settings."""
+
+
+class ResumableFile:
+    """A file that is being written."""
+
+    def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
+        """Begins, or finds out where to go on.
+
+        Args:
+            path: its name when it is finished.
+            options: what decides its content; when it is gone on with, it must be the same.
+            resume: go on with what is there.
+
+        Raises:
+            TransduceError: there is something to go on with and `resume` is not said, or it has other options.
+        """
+        self.path = path
+        self.partial = path.with_name(f"{path.name}.partial")
+        self.side = path.with_name(f"{path.name}.progress")
+        self.options_sha256 = hashlib.sha256(options).hexdigest()
+        self.digest = hashlib.sha256()
+        self.progress = Progress(options_sha256=self.options_sha256)
+        self.is_finished = resume and path.is_file() and not self.side.exists()
+        if self.side.exists():
+            self.progress = self._read(resume)
+
+    def _read(self, resume: bool) -> Progress:
+        try:
+            progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start anew.") from None
+        if not resume:
+            raise TransduceError(
+                f"{self.partial} has {progress.lines:,} lines of an interrupted translation: say --resume to go on, or "
+                f"delete {self.side} to start anew."
+            )
+        if progress.options_sha256 != self.options_sha256 or progress.format_version != _FORMAT_VERSION:
+            raise TransduceError(
+                f"{self.partial} was begun with another model or other options: use the same, or delete {self.side} "
+                "to start anew."
+            )
+        if not self.partial.is_file() or self.partial.stat().st_size < progress.size_bytes:
+            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start anew.")
+        return progress
+
+    def skip(self, lines: list[str]) -> None:
+        """Takes the input's first lines for done.
+
+        Raises:
+            TransduceError: they are not those that were translated.
+        """
+        self._add(lines)
+        if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
+            raise TransduceError(
+                f"{self.partial} holds translations of {self.progress.lines:,} lines, but the input begins with "
+                f"others: give the same input, or delete {self.side} to start anew."
+            )
+
+    def open(self) -> None:
+        """Has the file end where the finished lines end."""
+        if self.progress.lines == 0:
+            self.partial.write_bytes(b"")
+        os.truncate(self.partial, self.progress.size_bytes)
+
+    def append(self, lines: list[str], text: str) -> None:
+        """Writes what belongs to further lines of the input."""
+        content = text.encode("utf-8", "replace")
+        with self.partial.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self._add(lines)
+        self.progress = msgspec.structs.replace(
+            self.progress,
+            lines=self.progress.lines + len(lines),
+            size_bytes=self.progress.size_bytes + len(content),
+            input_sha256=self.digest.hexdigest(),
+        )
+        write_file(self.side, msgspec.json.encode(self.progress) + b"\n")
+
+    def finish(self) -> None:
+        """Gives the file its name."""
+        replace_file(self.partial, self.path)
+        self.side.unlink(missing_ok=True)
+
+    def _add(self, lines: list[str]) -> None:
+        for line in lines:
+            self.digest.update(line.encode("utf-8", "replace") + b"\n")

@@ -1,0 +1,136 @@
+"""How probable given translations are.
+
+Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.build import EncoderDecoder
+from transduce.runtime.decoding import pad
+from transduce.search.penalty import length_penalty
+from transduce.text.tokenizer import Tokenizer
+
+MOST_PIECES = 1024  # of a side: attention over more would take too much memory
+_BATCH_PIECES = 4096
+_CHUNK_ELEMENTS = 1 << 24  # logits at a time: 64 MB
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A model's opinion of a translation."""
+
+    source: str
+    target: str
+    pieces: tuple[str, ...]
+    """The target's, without the end symbol."""
+    piece_log_probabilities: tuple[float, ...]
+    """In nats, one a piece and one for the end symbol."""
+    score: float
+    """The log-probability over the length penalty, as search ranks its hypotheses."""
+
+    @property
+    def log_probability(self) -> float:
+        """ln P(target | source): the sum over the pieces and the end symbol."""
+        return sum(self.piece_log_probabilities)
+
+
+def score_translations(
+    models: Sequence[EncoderDecoder],
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    alpha: float = 0.0,
+) -> list[Score]:
+    """The log-probability of each target given its source.
+
+    Args:
+        models: one, or several, whose probabilities are averaged.
+        tokenizer: theirs.
+        sources: sentences.
+        targets: their translations, as many.
+        alpha: of the length penalty; 0 divides by nothing.
+
+    Raises:
+        TransduceError: their numbers differ, or one is too long.
+    """
+    if len(sources) != len(targets):
+        raise TransduceError(
+            f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
+        )
+    source_ids = [tokenizer.source.closed(ids) for ids in tokenizer.source.encode_batch(sources)]
+    target_ids = [tokenizer.target.closed(ids) for ids in tokenizer.target.encode_batch(targets)]
+    for name, rows in (("source", source_ids), ("target", target_ids)):
+        _check_lengths(name, rows)
+    values: dict[int, tuple[float, ...]] = {}
+    with torch.inference_mode():
+        for numbers in _batches(source_ids, target_ids):
+            batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
+            values |= dict(zip(numbers, _score_batch(models, *batch), strict=True))
+    return [
+        Score(
+            source=source,
+            target=target,
+            pieces=tuple(tokenizer.target.pieces(ids[:-1])),
+            piece_log_probabilities=values[number],
+            score=sum(values[number]) / length_penalty(len(ids), alpha),
+        )
+        for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))
+    ]
+
+
+def _check_lengths(name: str, rows: Sequence[Sequence[int]]) -> None:
+    for number, ids in enumerate(rows, 1):
+        if len(ids) > MOST_PIECES:
+            raise TransduceError(
+                f"A {name} must have at most {MOST_PIECES} pieces to be scored, but number {number} has {len(ids):,}: "
+                "cut it into sentences."
+            )
+
+
+def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """The numbers of pairs of like length, so many that their pieces, padded, stay within bounds."""
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
+        length = max(longest, len(source_ids[number]) + len(target_ids[number]))
+        if batch and (len(batch) + 1) * length > _BATCH_PIECES:
+            yield batch
+            batch, length = [], len(source_ids[number]) + len(target_ids[number])
+        batch.append(number)
+        longest = length
+    if batch:
+        yield batch
+
+
+def _score_batch(
+    models: Sequence[EncoderDecoder], source_ids: list[list[int]], target_ids: list[list[int]]
+) -> list[tuple[float, ...]]:
+    """Each target's log-probabilities, piece by piece."""
+    config, device = models[0].config, models[0].source_weight.device
+    source = pad(source_ids, config.pad_id, device)
+    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
+    chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=device)  # (N,)
+    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
+    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
+    each = torch.stack([_piece_scores(model, model.hidden(source, inputs)[present], chosen) for model in models])
+    values = (each.logsumexp(dim=0) - math.log(len(models))).tolist()
+    ends = lengths.cumsum(dim=0).tolist()
+    return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
+
+
+def _piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor) -> Tensor:
+    """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among those that can be written."""
+    config = model.config
+    never_written = torch.tensor(sorted({config.pad_id, config.start_id} - {config.eos_id}), device=hidden.device)
+    rows = max(1, _CHUNK_ELEMENTS // config.target_vocabulary_size)
+    parts = []
+    for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
+        logits = model.project(states).float().index_fill_(-1, never_written, float("-inf"))
+        parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
+    return torch.cat(parts)

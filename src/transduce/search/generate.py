@@ -1,0 +1,111 @@
+"""Search as Hugging Face's `generate` does it, for models whose makers chose their settings by it.
+
+It differs from the paper's search in four ways. Probabilities are over all pieces, also those that are never written; a
+forced piece costs nothing; a hypothesis of n pieces, its end symbol included, is ranked by its log-probability over
+n^alpha; and a sentence is done once as many hypotheses have ended as the beam is wide and no live one would be better
+at its present length. One that was cut at the greatest length competes with those that ended.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.coverage import Coverage
+from transduce.search.forced import GenerateSettings
+from transduce.search.rules import Rule
+from transduce.search.scorer import Bounds, Hypothesis, Scorer
+from transduce.search.selection import NEVER, Candidates, Selection
+
+
+class LogProbabilities:
+    """A scorer whose logits are log-probabilities already. Implements `Scorer`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    def step(self, pieces: Tensor) -> Tensor:
+        """Log-probabilities of the next piece, (B, W, V)."""
+        return self.scorer.step(pieces).float().log_softmax(dim=-1)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        self.scorer.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self.scorer.keep_sentences(rows)
+
+
+class GenerateSearch(BeamSearch):
+    """Beam search with `generate`'s ranks and end."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        bounds: Bounds,
+        beam: Beam,
+        settings: GenerateSettings,
+        *,
+        rules: Sequence[Rule] = (),
+        selection: Selection | None = None,
+        coverage: Coverage | None = None,
+    ) -> None:
+        """As `BeamSearch`, of a scorer that gives log-probabilities."""
+        super().__init__(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+        self.stop = settings.stop
+        self._ended_now = [0] * len(self.rows)
+
+    def _best(self, place: int, count: int) -> list[Hypothesis]:
+        """The best of all groups, whether they ended or were cut."""
+        return sorted(super()._best(place, count), key=lambda hypothesis: -hypothesis.score)
+
+    def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
+        """Enters a hypothesis among the finished ones, of which the best stay."""
+        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
+        ids, values = history[0].tolist(), history[1].tolist()
+        finished = self.finished[int(self.rows[row])][group]
+        finished.append(
+            Hypothesis(
+                ids=tuple(ids[:-1] if ended else ids),
+                piece_log_probabilities=tuple(values),
+                score=sum(values) / len(ids) ** self.beam.alpha + penalty,
+                ended=ended,
+            )
+        )
+        finished.sort(key=lambda hypothesis: -hypothesis.score)
+        del finished[self.beam.group_size :]
+
+    def _finish_candidates(self, ended: Candidates) -> None:
+        """Enters those that end among the finished ones of their group."""
+        super()._finish_candidates(ended)
+        self._ended_now = (ended.totals > NEVER).sum(dim=1).tolist()
+
+    def _finish_live(self, row: int) -> None:
+        """Where a sentence breaks off, its live hypotheses count as they are.
+
+        They compete with those that ended in the same step: only the W best of both count.
+        """
+        for beam in range(self.scores.shape[1] - self._ended_now[row]):
+            if float(self.scores[row, beam]) > NEVER:
+                history = (self.pieces[row, beam], self.log_probabilities[row, beam])
+                self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
+
+    def _undecided(self) -> list[int]:
+        """The rows of which a live hypothesis is still taken to improve on the finished ones."""
+        best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
+        undecided = []
+        for row, place in enumerate(self.rows.tolist()):
+            length = int(self.longest[row]) if self.stop == "never" and self.beam.alpha > 0.0 else self.length
+            bounds = (best / length**self.beam.alpha for best in best_live[row])
+            groups = zip(self.finished[place], bounds, strict=True)
+            if any(self._may_improve(finished, bound) for finished, bound in groups):
+                undecided.append(row)
+        return undecided
+
+    def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
+        """Whether a live hypothesis of this score at most is waited for."""
+        if len(finished) < self.beam.group_size:
+            return bound > NEVER
+        return self.stop != "full" and bound > finished[-1].score

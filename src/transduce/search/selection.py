@@ -1,0 +1,156 @@
+"""Which continuations a beam keeps: the best ones, or the best of each of several groups.
+
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t pieces so far.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+NEVER = float("-inf")
+
+
+class Step(NamedTuple):
+    """What a selection chooses from."""
+
+    logits: Tensor
+    """After the rules, float32, (B, W, V)."""
+    normalizer: Tensor
+    """Before the rules: logits - normalizer are the model's log-probabilities, (B, W, 1)."""
+    scores: Tensor
+    """Each hypothesis' log-probability so far, (B, W)."""
+    pieces: Tensor
+    """What each hypothesis holds so far, (B, W, t)."""
+    rows: Tensor
+    """Each sentence's place in the input, (B,)."""
+
+
+class Candidates(NamedTuple):
+    """Continuations of the hypotheses of each sentence, (B, n) each."""
+
+    parents: Tensor
+    """The hypothesis that is continued."""
+    pieces: Tensor
+    """By what."""
+    piece_scores: Tensor
+    """The piece's log-probability."""
+    totals: Tensor
+    """With it, the hypothesis' log-probability; minus infinity where there is no such candidate."""
+
+    def take(self, order: Tensor) -> "Candidates":
+        """Those at `order` (B, m) of each sentence."""
+        return Candidates(*(values.gather(1, order) for values in self))
+
+
+class Choice(NamedTuple):
+    """What becomes of the hypotheses."""
+
+    live: Candidates
+    """Those that go on, (B, W)."""
+    ended: Candidates
+    """Those that end, (B, n): as many places for each group."""
+
+
+class Selection(Protocol):
+    """Chooses among all continuations of a step."""
+
+    def select(self, step: Step) -> Choice:
+        """The hypotheses of the next step, and those that end in this one."""
+
+
+class BestSelection:
+    """The W best."""
+
+    def __init__(self, *, beam_size: int, eos_id: int) -> None:
+        self.beam_size = beam_size
+        self.eos_id = eos_id
+
+    def select(self, step: Step) -> Choice:
+        """The best, whatever hypothesis they continue."""
+        # Of 2 W candidates at most W end, so W others remain.
+        return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
+
+
+class DiverseSelection:
+    """Groups that each search on their own, and avoid what others chose in the same step (Vijayakumar et al. 2016).
+
+    A piece that groups before have taken at this position costs `penalty` nats for each time: the Hamming diversity.
+    Only the choice is swayed by it; hypotheses are scored by their log-probability.
+    """
+
+    def __init__(self, *, beam_size: int, groups: int, penalty: float, eos_id: int) -> None:
+        self.groups = groups
+        self.group_size = beam_size // groups
+        self.penalty = penalty
+        self.eos_id = eos_id
+
+    def select(self, step: Step) -> Choice:
+        """Each group's best, the groups one after another."""
+        taken = step.logits.new_zeros(len(step.logits), step.logits.shape[-1])  # (B, V), how often
+        choices = []
+        for group in range(self.groups):
+            beams = slice(0, 1)  # at the first step there is one hypothesis, and all groups begin with it
+            if step.logits.shape[1] > 1:
+                beams = slice(group * self.group_size, (group + 1) * self.group_size)
+            own = Step(step.logits[:, beams], step.normalizer[:, beams], step.scores[:, beams], step.pieces, step.rows)
+            candidates = best_candidates(own, 2 * self.group_size, taken[:, None] * self.penalty)
+            choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
+            taken.scatter_add_(1, choice.live.pieces, torch.ones_like(choice.live.totals))
+            choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))
+        live, ended = (_concatenate(list(parts)) for parts in zip(*choices, strict=True))
+        return Choice(live, ended)
+
+
+def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Candidates:
+    """The best continuations of each sentence's hypotheses, best first.
+
+    Args:
+        step: the hypotheses.
+        count: how many, at most; fewer where there are fewer.
+        costs: taken off each piece's score while choosing, broadcastable to (B, W, V).
+    """
+    swayed = step.logits if costs is None else step.logits - costs
+    width = min(count, swayed.shape[-1])  # more from one hypothesis are never needed
+    best, pieces = swayed.topk(width, dim=-1)  # (B, W, width)
+    totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
+    order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
+    parents = order // width
+    pieces = pieces.flatten(1).gather(1, order)
+    if costs is None:
+        piece_scores = (best - step.normalizer).flatten(1).gather(1, order)
+        return Candidates(parents, pieces, piece_scores, totals.gather(1, order))
+    return score_candidates(step, parents, pieces)
+
+
+def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
+    """Candidates by hypothesis and piece, (B, n) each, with their scores."""
+    flat = parents * step.logits.shape[-1] + pieces
+    logits = step.logits.flatten(1).gather(1, flat)
+    piece_scores = logits - step.normalizer[..., 0].gather(1, parents)
+    return Candidates(parents, pieces, piece_scores, step.scores.gather(1, parents) + piece_scores)
+
+
+def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
+    """Those that end, if fewer than `beam_size` are better, and the `beam_size` best of those that do not."""
+    ends = candidates.pieces == eos_id
+    counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
+    ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
+    # A stable sort puts the candidates that do not end first, best first.
+    order = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam_size]
+    live = candidates._replace(totals=candidates.totals.masked_fill(ends, NEVER)).take(order)
+    return Choice(live, ended)
+
+
+def _fill(candidates: Candidates, count: int) -> Candidates:
+    """As many candidates as `count`, with impossible ones at the end."""
+    missing = count - candidates.totals.shape[1]
+    if missing <= 0:
+        return candidates
+    parents, pieces, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
+    totals[:, -missing:] = NEVER
+    return Candidates(parents, pieces, scores, totals)
+
+
+def _concatenate(parts: list[Candidates]) -> Candidates:
+    return Candidates(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))

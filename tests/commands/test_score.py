@@ -1,0 +1,58 @@
+"""`transduce score`: a figure a line, and what they come to."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+from transduce.runtime.translator import Translator
+
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def score(capsys: Capture, model: Path, corpus: Path, *options: str | Path) -> tuple[str, str]:
+    files = ["--source", str(corpus / "dev.zh"), "--target", str(corpus / "dev.en")]
+    assert main(["score", str(model), *files, *COMPUTING, *map(str, options)]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_a_log_probability_for_each_line(
+    capsys: Capture, trained: Path, toy_corpus: Path, translator: Translator
+) -> None:
+    out, err = score(capsys, trained, toy_corpus)
+    sources, targets = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
+    expected = translator.score(sources, targets)
+    assert [float(line) for line in out.split("\n")[:-1]] == pytest.approx([s.score for s in expected], abs=1e-4)
+    pieces = sum(len(one.piece_log_probabilities) for one in expected)
+    perplexity = math.exp(-sum(one.log_probability for one in expected) / pieces)
+    assert f"50 lines, {pieces:,} pieces, log-probability " in err
+    assert f"perplexity of a piece {perplexity:,.3f}" in err
+    out, _ = score(capsys, trained, toy_corpus, "--length-penalty", "0.6")
+    penalised = translator.score(sources, targets, length_penalty=0.6)
+    assert [float(line) for line in out.split("\n")[:-1]] == pytest.approx([s.score for s in penalised], abs=1e-4)
+
+
+def test_scores_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    out, _ = score(capsys, trained, toy_corpus, "--json", tmp_path / "scores.json")
+    lines = [float(line) for line in out.split("\n")[:-1]]
+    content = json.loads((tmp_path / "scores.json").read_bytes())
+    assert content["scores"] == pytest.approx(lines, abs=1e-6)
+    assert content["lines"] == 50
+    assert content["log_probability"] == pytest.approx(sum(content["scores"]))
+    assert json.loads(score(capsys, trained, toy_corpus, "--json", "-")[0]) == content
+
+
+def test_files_that_do_not_belong_together_are_refused(
+    capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "short.en").write_text("I eat fish.\n", "utf-8")
+    files = ["--source", str(toy_corpus / "dev.zh"), "--target", str(tmp_path / "short.en")]
+    assert main(["score", str(trained), *files, *COMPUTING]) == 2
+    captured = capsys.readouterr()
+    assert "50" in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,169 @@
+"""`transduce translate` for large files: shards, workers, and going on after a kill; and its options on search."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+from transduce.runtime.translator import Translator
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+QUICK = ["--beam-size", "1", "--max-length", "8", *COMPUTING]
+Capture = pytest.CaptureFixture[str]
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+@pytest.fixture
+def lines(toy_corpus: Path) -> list[str]:
+    return (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
+
+
+def run(capsys: Capture, *arguments: str | Path) -> str:
+    assert main(["translate", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_shards_are_joined_line_by_line(
+    capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    """As `paste -d '\\n'` does, with the lines that it makes up at the end cut off."""
+    file = write_lines("in.zh", lines[:11])
+    whole = run(capsys, trained, file, *QUICK).split("\n")[:-1]
+    shards = [run(capsys, trained, file, "--shard", f"{n}/3", *QUICK).split("\n")[:-1] for n in (1, 2, 3)]
+    assert [len(shard) for shard in shards] == [4, 4, 3]
+    joined = [shard[row] for row in range(4) for shard in shards if row < len(shard)]
+    assert joined == whole
+
+
+def test_numbers_of_alternatives_are_those_of_the_whole_input(
+    capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    out = run(capsys, trained, write_lines("in.zh", lines[:5]), "--shard", "2/2", "--n-best", "2", *COMPUTING)
+    assert [row.split(" ||| ")[0] for row in out.split("\n")[:-1]] == ["1", "1", "3", "3"]
+
+
+def test_workers_write_what_one_process_writes(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    file = write_lines("in.zh", [*lines, "", "🙂", "我\u2028你"])
+    alone = run(capsys, trained, file, *QUICK)
+    assert alone.count("\n") == 15
+    assert run(capsys, trained, file, "--workers", "2", *QUICK) == alone
+
+
+def test_a_workers_mistake_is_one_sentence(
+    capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    file, output = write_lines("in.zh", lines), tmp_path / "out.en"
+    arguments = ["--must-contain", "龘", "--workers", "2", "--output", str(output), *QUICK]
+    assert main(["translate", str(trained), str(file), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("transduce: A translation cannot contain `龘`: ")
+    assert captured.err.count("\n") == 1
+    assert not output.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends processes otherwise")
+def test_a_killed_translation_goes_on_to_the_same_output(
+    capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, toy_corpus: Path
+) -> None:
+    lines = (toy_corpus / "train.zh").read_text("utf-8").split("\n")[:-1] * 2
+    file, output = write_lines("in.zh", lines), tmp_path / "out.en"
+    arguments = ["translate", str(trained), str(file), "--output", str(output), "--resume", *QUICK]
+    command = [sys.executable, "-m", "transduce", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(SOURCES)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        while not output.with_name("out.en.progress").exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not output.exists()
+    assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert "Going on after line " in said
+    assert f"{len(lines):,} lines in {output}" in said
+    whole = tmp_path / "whole.en"
+    assert main(["translate", str(trained), str(file), "--output", str(whole), *QUICK]) == 0
+    assert output.read_bytes() == whole.read_bytes()
+    assert main(arguments) == 0
+    assert f"{output} is finished; nothing is left to do." in capsys.readouterr().err
+
+
+def test_output_is_what_standard_output_would_be(
+    capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    file, output = write_lines("in.zh", lines), tmp_path / "out.en"
+    printed = run(capsys, trained, file, *QUICK)
+    assert main(["translate", str(trained), str(file), "--output", str(output), "--resume", *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Nothing was saved to go on with, so this starts at the first line.\n12 lines in ")
+    assert output.read_bytes() == printed.encode()
+
+
+def test_several_models_translate_together(
+    capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    file = write_lines("in.zh", lines)
+    assert run(capsys, trained, trained, file, *QUICK) == run(capsys, trained, file, *QUICK)
+
+
+def test_options_on_search_reach_it(
+    capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str], translator: Translator
+) -> None:
+    file = write_lines("in.zh", lines[:3])
+    terms = write_lines("terms.tsv", ["milk", "", "tea\twater"])
+    first, second, third, _ = run(
+        capsys, trained, file, "--phrases", terms, "--must-contain", "the teacher", *COMPUTING
+    ).split("\n")
+    assert all("the teacher" in line for line in (first, second, third))
+    assert "milk" in first
+    assert "tea" in third
+    assert "water" in third
+    assert "rice" not in run(capsys, trained, file, "--forbid", "rice", "--forbid", "the teacher", *COMPUTING)
+    prefixed = run(capsys, trained, file, "--prefix", "she likes", *COMPUTING)
+    assert all(line.startswith("she likes") for line in prefixed.split("\n")[:-1])
+    strict = run(capsys, trained, file, "--strict", "--precision", "fp32", "--device", "cpu")
+    assert strict == "".join(f"{translation.text}\n" for translation in translator(lines[:3]))
+    diverse = ["--diverse-groups", "2", "--diversity-penalty", "20", "--n-best", "2", "--coverage-penalty", "0.1"]
+    rows = run(capsys, trained, file, *diverse, *COMPUTING).split("\n")[:-1]
+    assert len(rows) == 6
+    starts = [row.split(" ||| ")[1].split(" ")[0] for row in rows]
+    assert sum(one != two for one, two in zip(starts[::2], starts[1::2], strict=True)) >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", "5/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 5/4"),
+        (["--workers", "0"], "`workers` must be at least 1, but is 0"),
+        (["--resume"], "--resume goes on with a file, but none is named: say --output FILE"),
+        (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
+        (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
+        (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
+        (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
+        (["--phrases", "nowhere.tsv"], "nowhere.tsv does not exist: check the file's name"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str], options: list[str], message: str
+) -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        assert main(["translate", str(trained), str(write_lines("in.zh", lines)), "--device", "cpu", *options]) == 2
+    finally:
+        torch.set_num_threads(threads)
+    captured = capsys.readouterr()
+    assert f"transduce: {message}" in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,188 @@
+"""Phrases that must be there: following them, sharing the beam out, and what is guaranteed."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.constraints import ConstrainedSelection, Phrase, PhraseMatcher, Progress, allocate
+from transduce.search.loop import run
+from transduce.search.scorer import Bounds, Hypothesis
+
+START, END = 0, 1
+
+
+def follow(matcher: PhraseMatcher, pieces: list[int]) -> Progress:
+    progress = matcher.start
+    for piece in pieces:
+        progress = matcher.next(progress, piece)
+    return progress
+
+
+def phrases(*spellings: tuple[int, ...]) -> list[Phrase]:
+    return [(spelling,) for spelling in spellings]
+
+
+def contains(pieces: tuple[int, ...], spelling: tuple[int, ...]) -> bool:
+    return any(pieces[start : start + len(spelling)] == spelling for start in range(len(pieces)))
+
+
+# --- following ---------------------------------------------------------------------------------------------------
+
+
+def test_a_phrase_is_met_when_its_last_piece_is_written() -> None:
+    matcher = PhraseMatcher(phrases((5, 6, 7)))
+    assert [matcher.missing(follow(matcher, written)) for written in ([], [5], [5, 6], [5, 6, 7])] == [3, 2, 1, 0]
+    assert follow(matcher, [5, 6, 7]).unmet == frozenset()
+
+
+def test_a_phrase_that_breaks_off_begins_anew() -> None:
+    matcher = PhraseMatcher(phrases((5, 6, 7)))
+    assert matcher.missing(follow(matcher, [5, 6, 8])) == 3
+    assert matcher.missing(follow(matcher, [5, 6, 5])) == 2  # what broke it off begins it
+
+
+def test_a_phrase_that_overlaps_with_itself_is_found() -> None:
+    """5 5 6 in 5 5 5 6: at the third piece, two of the phrase are still there."""
+    matcher = PhraseMatcher(phrases((5, 5, 6)))
+    assert matcher.missing(follow(matcher, [5, 5, 5])) == 1
+    assert matcher.missing(follow(matcher, [5, 5, 5, 6])) == 0
+
+
+def test_pieces_may_belong_to_several_phrases() -> None:
+    matcher = PhraseMatcher(phrases((5, 6), (6, 7), (6,)))
+    assert follow(matcher, [5, 6]).unmet == {1}
+    assert follow(matcher, [5, 6, 7]).unmet == frozenset()
+
+
+def test_any_way_to_write_a_phrase_will_do() -> None:
+    matcher = PhraseMatcher([((5, 6), (7,))])
+    assert matcher.missing(matcher.start) == 1
+    assert follow(matcher, [5, 6]).unmet == follow(matcher, [7]).unmet == frozenset()
+    assert matcher.missing(follow(matcher, [5])) == 1
+    assert matcher.wanted(follow(matcher, [5])) == {5, 6, 7}
+
+
+def test_a_phrase_that_is_named_twice_is_written_once() -> None:
+    matcher = PhraseMatcher(phrases((5, 6), (5, 6)))
+    assert matcher.missing(matcher.start) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_following_agrees_with_looking(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [tuple(torch.randint(2, 4, (n,), generator=generator).tolist()) for n in (1, 2, 3, 3)]
+    matcher = PhraseMatcher(phrases(*drawn))
+    written = torch.randint(2, 4, (12,), generator=generator).tolist()
+    for length in range(len(written) + 1):
+        unmet = {n for n, (phrase,) in enumerate(matcher.phrases) if not contains(tuple(written[:length]), phrase)}
+        assert follow(matcher, written[:length]).unmet == unmet
+
+
+# --- sharing out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places", "stages", "expected"),
+    [
+        ({0: 9, 1: 9, 2: 9}, 6, 3, {0: 2, 1: 2, 2: 2}),
+        ({0: 9, 1: 9, 2: 9}, 8, 3, {0: 4, 1: 2, 2: 2}),  # what remains goes to those that miss nothing
+        ({0: 1, 1: 9, 2: 9}, 6, 3, {0: 1, 1: 3, 2: 2}),  # a place that is not filled goes to those that miss least
+        ({2: 9}, 6, 3, {2: 6}),
+        ({1: 1, 2: 1}, 6, 3, {1: 1, 2: 1}),
+        ({}, 6, 3, {}),
+    ],
+)
+def test_places_are_shared_by_stages(sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]) -> None:
+    assert allocate(sizes, places=places, stages=stages) == expected
+
+
+# --- searching -----------------------------------------------------------------------------------------------------
+
+
+class BigramScorer:
+    """The probability of a piece depends on the one before it, and on the sentence."""
+
+    def __init__(self, tables: list[Tensor]) -> None:
+        self.tables = tables
+
+    def step(self, pieces: Tensor) -> Tensor:
+        return torch.stack([table[row] for table, row in zip(self.tables, pieces, strict=True)])
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.tables = [self.tables[row] for row in rows.tolist()]
+
+
+def random_table(seed: int, size: int = 6) -> Tensor:
+    table = torch.randn(size, size, generator=torch.Generator().manual_seed(seed)) * 2.0
+    table[:, START] = -math.inf
+    return table
+
+
+def search(
+    tables: list[Tensor], wanted: list[list[Phrase]], *, beam_size: int, longest: int, n_best: int = 1
+) -> list[list[Hypothesis]]:
+    bounds = Bounds(START, END, torch.full((len(tables),), longest))
+    selection = ConstrainedSelection(wanted, longest=[longest] * len(tables), beam_size=beam_size, eos_id=END)
+    beam = Beam(beam_size=beam_size, n_best=n_best, alpha=0.0)
+    return run(BeamSearch(BigramScorer(tables), bounds, beam, selection=selection))
+
+
+def best_by_enumeration(table: Tensor, spellings: list[tuple[int, ...]], longest: int) -> float:
+    """The best score of all sequences that end in time and contain the phrases."""
+    scores = table.log_softmax(-1).tolist()
+    best = -math.inf
+    for length in range(longest):
+        for pieces in itertools.product(range(2, len(table)), repeat=length):
+            if all(contains(pieces, spelling) for spelling in spellings):
+                steps = zip((START, *pieces), (*pieces, END), strict=True)
+                best = max(best, sum(scores[before][after] for before, after in steps))
+    return best
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_wide_beam_finds_the_best_sequence_with_the_phrases(seed: int) -> None:
+    spellings = [(2, 3), (4,)]
+    ((found,),) = search([random_table(seed)], [phrases(*spellings)], beam_size=300, longest=6)
+    assert found.ended
+    assert found.score == pytest.approx(best_by_enumeration(random_table(seed), spellings, 6), abs=1e-4)
+
+
+@pytest.mark.parametrize("longest", [5, 6, 9])
+@pytest.mark.parametrize("beam_size", [5, 8])
+def test_all_phrases_are_there_however_little_room_there_is(beam_size: int, longest: int) -> None:
+    """Four pieces and the end symbol just fit into five."""
+    spellings = [(5, 4, 5), (3,)]
+    tables = [random_table(seed) for seed in range(12)]
+    for (found,) in search(tables, [phrases(*spellings)] * 12, beam_size=beam_size, longest=longest):
+        assert found.ended
+        assert all(contains(found.ids, spelling) for spelling in spellings)
+
+
+def test_every_alternative_has_the_phrases() -> None:
+    (found,) = search([random_table(1)], [phrases((5, 5))], beam_size=6, longest=8, n_best=5)
+    assert len(found) == 5
+    assert all(contains(hypothesis.ids, (5, 5)) for hypothesis in found)
+
+
+def test_sentences_without_phrases_are_searched_as_ever() -> None:
+    tables = [random_table(seed) for seed in (1, 2, 3)]
+    mixed = search(tables, [[], phrases((5, 5)), []], beam_size=4, longest=8)
+    bounds = Bounds(START, END, torch.full((3,), 8))
+    plain = run(BeamSearch(BigramScorer(tables), bounds, Beam(beam_size=4, alpha=0.0)))
+    assert (mixed[0], mixed[2]) == (plain[0], plain[2])
+    assert mixed[1] == search([tables[1]], [phrases((5, 5))], beam_size=4, longest=8)[0]
+
+
+def test_a_phrase_that_is_written_anyway_costs_nothing() -> None:
+    table = random_table(7)
+    ((plain,),) = search([table], [[]], beam_size=6, longest=8)
+    assert plain.ids
+    ((found,),) = search([table], [phrases(plain.ids[:1])], beam_size=6, longest=8)
+    assert found == plain

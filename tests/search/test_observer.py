@@ -1,0 +1,136 @@
+"""Whoever watches a search sees every step, and has sentences given up at once."""
+
+from collections.abc import Collection
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.greedy import Walk, take_best
+from transduce.search.loop import Search, run
+from transduce.search.scorer import Bounds
+
+START, END, A, B = 0, 1, 2, 3
+
+
+class SlowScorer:
+    """Says a, b, a, b, … and never ends before `length` pieces; then the end symbol is certain."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.position = 0
+        self.batches: list[int] = []
+
+    def step(self, pieces: Tensor) -> Tensor:
+        self.batches.append(len(pieces))
+        logits = torch.full((*pieces.shape, 4), -20.0)
+        for row, length in enumerate(self.lengths):
+            first, second = (END, A) if self.position >= length else ((A, B) if self.position % 2 == 0 else (B, A))
+            logits[row, :, first] = 0.0
+            logits[row, :, second] = -1.0
+        self.position += 1
+        return logits
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.lengths = [self.lengths[row] for row in rows.tolist()]
+
+
+class Watcher:
+    """Remembers what it saw, and gives up what it is told to at a step."""
+
+    def __init__(self, orders: dict[int, set[int]] | None = None) -> None:
+        self.orders = orders or {}
+        self.rows: list[list[int]] = []
+        self.pieces: list[Tensor] = []
+
+    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+        assert len(rows) == len(pieces)
+        self.rows.append(rows.tolist())
+        self.pieces.append(pieces)
+        return self.orders.get(len(self.rows), ())
+
+
+def search_for(lengths: list[int], beam_size: int) -> tuple[Search, SlowScorer]:
+    scorer = SlowScorer(lengths)
+    bounds = Bounds(START, END, torch.full((len(lengths),), 12))
+    if beam_size == 1:
+        return Walk(scorer, bounds, take_best), scorer
+    return BeamSearch(scorer, bounds, Beam(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_an_observer_sees_the_places_that_are_left_and_their_pieces(beam_size: int) -> None:
+    search, _ = search_for([2, 5], beam_size)
+    watcher = Watcher()
+    found = run(search, watcher)
+    assert watcher.rows[0] == [0, 1]
+    assert watcher.rows[-1] == [1]
+    assert [pieces.shape[-1] for pieces in watcher.pieces] == list(range(1, len(watcher.pieces) + 1))
+    assert watcher.pieces[3][-1, 0].tolist() == [A, B, A, B]
+    assert found[1][0].ids == (A, B, A, B, A)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_who_only_watches_changes_nothing(beam_size: int) -> None:
+    assert run(search_for([3, 1, 6], beam_size)[0]) == run(search_for([3, 1, 6], beam_size)[0], Watcher())
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_what_is_given_up_leaves_at_once_with_what_it_has(beam_size: int) -> None:
+    search, scorer = search_for([9, 9, 3], beam_size)
+    found = run(search, Watcher({2: {1, 77}}))
+    assert scorer.batches[:3] == [3, 3, 2]
+    assert (found[1][0].ids, found[1][0].ended) == ((A, B), False)
+    assert len(found[1][0].piece_log_probabilities) == 2
+    others, _ = search_for([9, 9, 3], beam_size)
+    expected = run(others)
+    assert (found[0], found[2]) == (expected[0], expected[2])
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_giving_all_up_ends_the_search(beam_size: int) -> None:
+    search, scorer = search_for([9, 9], beam_size)
+    found = run(search, Watcher({1: {0, 1}}))
+    assert scorer.batches == [2]
+    assert [hypotheses[0].ids for hypotheses in found] == [(A,), (A,)]
+
+
+class UndecidedScorer:
+    """The end symbol has 0.4 and a 0.6, at every step."""
+
+    def step(self, pieces: Tensor) -> Tensor:
+        return torch.tensor([0.0, 0.4, 0.6, 0.0]).log().repeat(*pieces.shape, 1)
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        pass
+
+
+def search_undecided() -> Search:
+    bounds = Bounds(START, END, torch.tensor([12]))
+    return BeamSearch(UndecidedScorer(), bounds, Beam(beam_size=2, n_best=2, alpha=0.0))
+
+
+def test_what_has_ended_comes_before_what_was_given_up() -> None:
+    (found,) = run(search_undecided(), Watcher({1: {0}}))
+    assert [(hypothesis.ids, hypothesis.ended) for hypothesis in found] == [((), True), ((A,), False)]
+    assert found[0].score < found[1].score
+
+
+def test_a_beam_shows_the_best_that_ended_last_filled_up_with_end_symbols() -> None:
+    watcher = Watcher()
+    run(search_undecided(), watcher)
+    assert watcher.pieces[0][0, -1].tolist() == [END]
+    assert watcher.pieces[1][0].tolist()[0] == [A, A]
+    assert watcher.pieces[1][0].tolist()[-1] == [END, END]
+    search, _ = search_for([2], 3)
+    watcher = Watcher()
+    run(search, watcher)
+    first, *_, last = watcher.pieces[0][0].tolist()
+    assert first == last  # nothing has ended yet
