@@ -8,7 +8,7 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
 
 def points(steps: int, epoch_steps: int) -> list[Point]:
-    """Twelve kinds, for a run of so many steps. The trial of the largest batches asks for losses too: they count not."""
+    """Twelve kinds, for a run of so many steps. Losses of the trial of the largest batches do not count."""
     return [
         Point("in the first micro-batch of all", "loss", 1),
         Point("between the micro-batches of a step", "loss", 2 * 2),
@@ -147,9 +147,7 @@ def differences(run: Path, whole: Path) -> list[str]:
     assert ours is not None
     assert theirs is not None
     found = [
-        kind
-        for kind in theirs.tensors
-        if _bytes(run, ours.state.step, kind) != _bytes(whole, theirs.state.step, kind)
+        kind for kind in theirs.tensors if _bytes(run, ours.state.step, kind) != _bytes(whole, theirs.state.step, kind)
     ]
     if timeless_state(run) != timeless_state(whole):
         found.append("state.json")
@@ -180,6 +178,3 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     """All events, without times."""
     events = [json.loads(line) for line in _read(run / "metrics.jsonl").split(b"\n") if line]
     return [{name: value for name, value in event.items() if name not in TIMES} for event in events]
-
-
-Finder = Callable[[Path, Path], list[str]]

@@ -11,8 +11,12 @@ def write_file(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     partial = path.with_name(f".partial-{path.name}")
-    partial.write_bytes(content)
-    replace_file(partial, path)
+    try:
+        partial.write_bytes(content)
+        replace_file(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def replace_file(partial: Path, path: Path) -> None:

@@ -1,15 +1,27 @@
-"""Ctrl-C and SIGTERM ask a run to stop; it saves and leaves at its next safe point."""
+"""Signals that ask a run to stop: it saves and leaves. A lost terminal is none of them."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 
-class Interruption:
-    """While entered, the first signal only sets `requested`; a second Ctrl-C stops at once."""
+class AbandonedError(BaseException):
+    """A signal came while work was done that may be given up. As KeyboardInterrupt, it passes `except Exception`."""
 
-    def __init__(self) -> None:
+
+class Interruption:
+    """While entered, Ctrl-C and SIGTERM set `requested`; a second Ctrl-C stops at once, without saving.
+
+    Of several processes none stops by itself: `torchrun` passes on a Ctrl-C that the terminal has sent already, and
+    work is not given up in the middle, where the others would wait for it.
+    """
+
+    def __init__(self, *, alone: bool = True) -> None:
+        self.alone = alone
         self.requested: signal.Signals | None = None
+        self._abandoning = False
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -24,7 +36,43 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    @contextlib.contextmanager
+    def abandoning(self) -> Iterator[None]:
+        """Surrounds work that leaves nothing behind until it is done; a signal ends it at once.
+
+        Raises:
+            AbandonedError: a signal has come, before or meanwhile.
+        """
+        if not self.alone:
+            yield
+            return
+        try:
+            self._abandoning = True
+            if self.requested is not None:
+                raise AbandonedError
+            yield
+        finally:
+            self._abandoning = False
+
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.requested is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if self.requested is not None:
+            if number == signal.SIGINT and self.alone:
+                raise KeyboardInterrupt
+            return
         self.requested = signal.Signals(number)
+        if self._abandoning:
+            self._abandoning = False  # once is enough, wherever the first one leads
+            raise AbandonedError
+
+
+@contextlib.contextmanager
+def outliving_the_terminal() -> Iterator[None]:
+    """A hang-up, which the system sends when the terminal goes, ends nothing that runs in here."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield  # Windows has no hang-up, and only the main thread may say what signals do
+        return
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)

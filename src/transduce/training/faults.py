@@ -1,0 +1,136 @@
+"""What is kept of a step that could not be learnt from: the batch, its text, and where the first bad number arose."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from torch import Tensor, nn
+
+from transduce.durable import write_file
+from transduce.training.loss import Loss
+
+FOLDER = "faults"
+_MOST_FILES = 50  # of a run; later faults are told only
+_MOST_PARAMETERS = 10
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch of a step, and what came of it."""
+
+    position: int
+    """Micro-batches of the run before it."""
+    batch: Any
+    loss: float
+    """Per target token, in nats."""
+    refused: bool
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the first number that is not finite arose, when the batch was computed once more."""
+
+    module: str | None = None
+    """The first module with such an output, by its name in the model."""
+    parameters: list[str] = []
+    """The first parameters with such a gradient."""
+
+
+class SkippedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that changed nothing."""
+
+    step: int
+    parts: Sequence[MicroBatch]
+    limit: float
+    """The highest loss that would have been learnt from."""
+    gradient_norm: float
+    learning_rate: float
+
+    @property
+    def suspects(self) -> Sequence[MicroBatch]:
+        """The micro-batches that were refused; all of them where only the gradient tells that something is wrong."""
+        return [part for part in self.parts if part.refused] or self.parts
+
+    @property
+    def is_high(self) -> bool:
+        """Whether a finite loss above the limit is the reason."""
+        return any(part.refused and math.isfinite(part.loss) for part in self.parts)
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        first = self.suspects[0]
+        if not first.refused:
+            return f"the norm of its gradient is {self.gradient_norm:g}"
+        if math.isfinite(first.loss):
+            return f"its loss of {first.loss:.4g} nats per token is above {self.limit:.4g}, far from all before it"
+        return f"its loss is {first.loss:g}"
+
+    def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
+        """Writes all of it into the run's folder; None where there are enough such files, or no room."""
+        path = folder / FOLDER / f"step-{self.step:09d}.json"
+        content = {
+            "step": self.step,
+            "reason": self.reason,
+            "limit": _shown(self.limit),
+            "gradient_norm": _shown(self.gradient_norm),
+            "learning_rate": self.learning_rate,
+            "first_module_not_finite": origin.module,
+            "first_gradients_not_finite": origin.parameters,
+            "micro_batches": [
+                {"position": part.position, "loss": _shown(part.loss)} | (describe(part.batch) if describe else {})
+                for part in self.suspects
+            ],
+        }
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if len(list(path.parent.iterdir())) >= _MOST_FILES and not path.exists():
+                return None
+            write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+        except OSError:
+            return None
+        return path
+
+
+def _shown(number: float) -> float | str:
+    """JSON has no NaN and no infinity."""
+    return number if math.isfinite(number) else f"{number:g}"
+
+
+def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
+    """Computes a micro-batch once more, looking at every module's output and at every parameter's gradient.
+
+    Args:
+        model: whose gradients are all zero before and after.
+        compute: the loss, with the same random numbers as before.
+    """
+    found: list[str] = []
+    with _output_hooks(model, found):
+        compute().total.backward()
+    bad = []
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            if not bool(parameter.grad.isfinite().all()):
+                bad.append(name)
+            parameter.grad.zero_()
+    return Origin(next(iter(found), None), bad[:_MOST_PARAMETERS])
+
+
+@contextmanager
+def _output_hooks(model: nn.Module, found: list[str]) -> Iterator[None]:
+    """While entered, names of modules are noted whose output is not finite; those inside come first."""
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+                found.append(name)
+
+        return look
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

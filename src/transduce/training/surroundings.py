@@ -1,0 +1,25 @@
+"""What the bits of a run depend on beside its settings: the machine and the versions under it."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Stored with every checkpoint. Where one of these differs on resume, sums are taken in another order."""
+
+    device: str
+    """"cpu", or the GPU's name."""
+    instructions: str
+    """The processor's architecture and the instructions that PyTorch found, such as "x86_64 AVX512 AMX"."""
+    threads: int
+    torch: str
+    """PyTorch's version."""
+
+
+def differences(before: Surroundings, now: Surroundings) -> Iterator[str]:
+    """What is not as it was, each as "name: before, now"."""
+    for name in Surroundings.__struct_fields__:
+        old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
+        if old != new:
+            yield f"{name} {old} then, {new} now"

@@ -1,0 +1,200 @@
+"""No room on the disk, no room in memory: said in a sentence, and nothing that was saved is lost."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.training.events import EventLog, TrainEvent, ValidationEvent
+from transduce.training.exhaustion import explaining_exhaustion
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file can grow beyond this, as if the disk were full: Python ignores the signal, and writing fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Disk:
+    """Is full from one step on, until another."""
+
+    def __init__(self, tiny_run: Any, folder: Path, *, full_at: int, room_at: int, **changes: object) -> None:
+        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.full_at, self.room_at = full_at, room_at
+        self.run = tiny_run(folder, spoil=self._watch, **changes)
+
+    def _watch(self, position: int, loss: Any) -> Any:
+        full = self.full_at <= position + 1 < self.room_at
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100 if full else self.limits[0], self.limits[1]))
+        return loss
+
+    def train(self) -> Any:
+        try:
+            return self.run.trainer.run()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+
+
+def steps_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path: Path, tiny_run: Any) -> None:
+    whole = tiny_run(tmp_path / "whole", steps=12, save_every=2)
+    whole.trainer.run()
+    disk = Disk(tiny_run, tmp_path / "full", full_at=5, room_at=9, steps=12, save_every=2)
+    assert disk.train().reason == "finished"
+    said = disk.run.said.getvalue()
+    for step in (6, 8):
+        assert f"step-{step:09d} could not be written (" in said
+    assert said.count("make room or mend the folder") == 2
+    assert "Training goes on." in said
+    assert steps_of(tmp_path / "full") == ["step-000000010", "step-000000012"]
+    assert torch.equal(disk.run.weights(), whole.weights())
+    events = [(tmp_path / name / "metrics.jsonl").read_text("utf-8").count("\n") for name in ("whole", "full")]
+    assert events == [12, 12]  # those of the full disk waited
+
+
+def test_while_it_is_full_the_earlier_checkpoint_stays_and_the_run_can_be_resumed(
+    tmp_path: Path, tiny_run: Any
+) -> None:
+    disk = Disk(tiny_run, tmp_path, full_at=5, room_at=99, steps=8, save_every=4)
+    with pytest.raises(TransduceError, match=r"step-000000008 could not be written .*earlier checkpoints are un"):
+        disk.train()
+    assert steps_of(tmp_path) == ["step-000000004"]  # and nothing half-written
+    resumed = tiny_run(tmp_path, steps=8, save_every=4)
+    assert resumed.trainer.resume()
+    assert resumed.trainer.step == 4
+    assert resumed.trainer.run().step == 8
+
+
+def test_a_model_that_cannot_be_written_is_not_the_best(tmp_path: Path, tiny_run: Any) -> None:
+    """The folder still holds the model before; a later one, worse than the one that was lost, takes its place."""
+    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.5}
+    kept: list[int] = []
+
+    def validate(_: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        return ValidationEvent(step=step, loss=losses[step], perplexity=1.0)
+
+    def keep(_: Mapping[str, Tensor], event: ValidationEvent) -> None:
+        if event.step == 4:
+            raise OSError(28, "No space left on device")
+        kept.append(event.step)
+
+    run = tiny_run(tmp_path, steps=8, validate_every=2, options={"validate": validate, "keep_model": keep})
+    result = run.trainer.run()
+    assert kept == [2, 6]
+    assert (result.best_step, result.best_value) == (6, -2.0)
+    assert "The model of step 4 could not be written ([Errno 28] No space left on device)" in run.said.getvalue()
+
+
+def test_the_last_model_must_be_written(tmp_path: Path, tiny_run: Any) -> None:
+    def keep(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = tiny_run(tmp_path, steps=2, validate_every=2, options={"keep_model": keep})
+    with pytest.raises(OSError, match="No space left"):
+        run.trainer.run()
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_file(path, b"before")
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        write_file(path, b"after" * 1000)
+    assert path.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_event_that_was_half_written_is_completed(tmp_path: Path) -> None:
+    event = TrainEvent(
+        step=1,
+        epoch=0.1,
+        loss=1.0,
+        perplexity=2.0,
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        tokens_per_second=1.0,
+        elapsed_seconds=1.0,
+        skipped=0,
+    )
+    log = EventLog(tmp_path, resume_at=0)
+    with largest_file(60):
+        log.write(event)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 60
+    log.write(event)
+    log.close()
+    lines = (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
+    assert lines[0] == lines[1]
+    assert lines[2:] == [b""]
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+    """The process may have 300 MB more than it has when everything is loaded; the largest batch needs more."""
+    settings = toy_settings | {"training.batch_tokens": 100_000, "model.d_model": 256, "model.d_ff": 2048}
+    program = (
+        "import resource, sys, transduce.tasks.run as run\n"
+        "from transduce.tasks.train import train\n"
+        "original = run.take_precautions\n"
+        "def limited(*given):\n"
+        "    pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 300_000_000,) * 2)\n"
+        "    return original(*given)\n"
+        "run.take_precautions = limited\n"
+        f"train(out={str(tmp_path / 'run')!r}, settings={settings!r}, device='cpu', threads=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (
+        "TransduceError: Memory ran out with the largest batch of the corpus: lower `training.batch_tokens` (100000), "
+        "or raise `training.accumulate` (1)"
+    ) in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="something else"), explaining_exhaustion("a batch", 1, 1):
+        raise RuntimeError("something else")
+    with pytest.raises(TransduceError, match="Memory ran out with a batch"), explaining_exhaustion("a batch", 1, 1):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_the_trial_changes_no_bit(tmp_path: Path, tiny_run: Any) -> None:
+    from transduce.training.precautions import Precautions
+
+    weights = []
+    for precision in ("fp32", "bf16"):
+        for largest in ((), [(torch.ones(9, 9, dtype=torch.int64),) * 2]):
+            run = tiny_run(tmp_path / f"{precision}-{len(largest)}", steps=5, precision=precision)
+            run.trainer.precautions = Precautions(largest=largest)
+            run.trainer.run()
+            weights.append(run.weights())
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[2], weights[3])

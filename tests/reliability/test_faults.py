@@ -1,0 +1,227 @@
+"""Bad numbers and bad batches: nothing is contaminated, one step is skipped for each, and a hopeless run stops."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.training.checkpoint import load_newest
+from transduce.training.loss import Loss
+from transduce.training.watch import LossWatch
+
+BAD_STEP = 20
+Change = Callable[[Loss], Loss]
+
+
+class _PoisonGradient(torch.autograd.Function):
+    """The identity, whose gradient is NaN: the loss looks healthy."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor) -> Tensor:  # noqa: ARG004
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
+        return gradients[0] * math.nan
+
+
+def times(factor: float) -> Change:
+    return lambda loss: loss._replace(total=loss.total * factor)
+
+
+def plus(term: float) -> Change:
+    return lambda loss: loss._replace(total=loss.total + term)
+
+
+def gradient_only(loss: Loss) -> Loss:
+    return loss._replace(total=_PoisonGradient.apply(loss.total))  # type: ignore[no-untyped-call]
+
+
+FAULTS = {
+    "NaN": plus(math.nan),
+    "inf": plus(math.inf),
+    "-inf": plus(-math.inf),
+    "gradient only": gradient_only,
+    "loss x 100": times(100.0),
+}
+
+
+def at(*steps: int, change: Change) -> Callable[[int, Loss], Loss]:
+    """Spoils the micro-batches of these steps."""
+    return lambda position, loss: change(loss) if position + 1 in steps else loss
+
+
+def skipped_steps(folder: Path) -> list[int]:
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").split("\n") if line]
+    return [event["step"] for event in events if event.get("skipped")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_skips_one_step_and_contaminates_nothing(
+    tmp_path: Path, tiny_run: Any, fault: str, precision: str
+) -> None:
+    run = tiny_run(tmp_path, spoil=at(BAD_STEP, change=FAULTS[fault]), precision=precision)
+    assert run.trainer.run().step == 40
+    assert skipped_steps(tmp_path) == [BAD_STEP]
+    assert run.trainer.optimizer.updates == 39
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.tensors.keys() == {"weights", "exp_avg", "exp_avg_sq", "average"}
+    assert all(bool(tensor.isfinite().all()) for kind in newest.tensors.values() for tensor in kind.values())
+    assert f"Step {BAD_STEP} changed nothing: " in run.said.getvalue()
+
+
+def test_the_weights_of_a_skipped_step_are_those_before_it(tmp_path: Path, tiny_run: Any) -> None:
+    weights: dict[int, Tensor] = {}
+
+    def spoil(position: int, loss: Loss) -> Loss:
+        weights.setdefault(position, run.weights())
+        return FAULTS["loss x 100"](loss) if position + 1 == BAD_STEP else loss
+
+    run = tiny_run(tmp_path, spoil=spoil)
+    run.trainer.run()
+    assert torch.equal(weights[BAD_STEP - 1], weights[BAD_STEP])
+    assert not torch.equal(weights[BAD_STEP], weights[BAD_STEP + 1])
+
+
+def test_a_bad_micro_batch_spoils_its_step_only(tmp_path: Path, tiny_run: Any) -> None:
+    """With several micro-batches a step, the whole step is left out, and the file names the one at fault."""
+    calls = [0]
+
+    def spoil(_: int, loss: Loss) -> Loss:
+        calls[0] += 1
+        return FAULTS["loss x 100"](loss) if calls[0] == 2 * BAD_STEP else loss
+
+    run = tiny_run(tmp_path, spoil=spoil, accumulate=2)
+    run.trainer.run()
+    assert skipped_steps(tmp_path) == [BAD_STEP]
+    content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
+    assert [part["position"] for part in content["micro_batches"]] == [2 * BAD_STEP - 1]
+
+
+def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, tiny_run: Any) -> None:
+    run = tiny_run(tmp_path, steps=BAD_STEP)
+    modules = dict(run.model.named_modules())
+    place = [name for name in modules if name.endswith("feed_forward")][-1]
+
+    def spoil(_: Any, __: Any, output: Tensor) -> Tensor:
+        return output * math.nan if run.trainer.step == BAD_STEP - 1 else output
+
+    modules[place].register_forward_hook(spoil)
+    run.trainer.run()
+    (path,) = (tmp_path / "faults").iterdir()
+    content = json.loads(path.read_bytes())
+    assert str(path) in run.said.getvalue()
+    assert (content["step"], content["reason"]) == (BAD_STEP, "its loss is nan")
+    assert content["first_module_not_finite"] == place
+    assert content["first_gradients_not_finite"]
+    (part,) = content["micro_batches"]
+    batch = run.trainer.batches.batch(*divmod(BAD_STEP - 1, 5))
+    assert (part["source"], part["target"]) == (batch[0].tolist(), batch[1].tolist())
+    assert not any(bool(p.grad.abs().max() > 0) for p in run.model.parameters())
+
+
+def test_a_gradient_alone_tells_its_parameters(tmp_path: Path, tiny_run: Any) -> None:
+    run = tiny_run(tmp_path, spoil=at(BAD_STEP, change=gradient_only), steps=BAD_STEP)
+    run.trainer.run()
+    content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
+    assert content["reason"] == "the norm of its gradient is nan"
+    assert content["first_module_not_finite"] is None
+    assert content["first_gradients_not_finite"]
+
+
+def test_the_window_is_part_of_the_checkpoint(tmp_path: Path, tiny_run: Any) -> None:
+    """Resumed two steps before the fault, a run knows what is usual; one that forgot would have to learn from it."""
+    spoil = at(BAD_STEP, change=FAULTS["loss x 100"])
+    whole = tiny_run(tmp_path / "whole", spoil=spoil, steps=30)
+    whole.trainer.run()
+    tiny_run(tmp_path / "cut", steps=BAD_STEP - 2).trainer.run()
+    resumed = tiny_run(tmp_path / "cut", spoil=spoil, steps=30)
+    assert resumed.trainer.resume()
+    resumed.trainer.run()
+    assert skipped_steps(tmp_path / "cut") == [BAD_STEP]
+    assert torch.equal(resumed.weights(), whole.weights())
+
+
+def test_ten_faults_skip_ten_steps(tmp_path: Path, tiny_run: Any) -> None:
+    steps = tuple(range(12, 42, 3))
+    kinds = list(FAULTS.values())
+
+    def spoil(position: int, loss: Loss) -> Loss:
+        step = position + 1
+        return kinds[steps.index(step) % len(kinds)](loss) if step in steps else loss
+
+    run = tiny_run(tmp_path, spoil=spoil, steps=50)
+    run.trainer.run()
+    assert skipped_steps(tmp_path) == list(steps)
+
+
+def test_a_new_level_is_accepted_after_four_refusals(tmp_path: Path, tiny_run: Any) -> None:
+    """Where every batch is high the weights are at fault, or the corpus has changed: refusing would never end."""
+    run = tiny_run(tmp_path, spoil=lambda position, loss: times(5.0)(loss) if position >= 19 else loss)
+    run.trainer.run()
+    assert skipped_steps(tmp_path) == [20, 21, 22, 23]
+
+
+def test_a_run_that_diverged_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
+    """The loss jumps to five times its value and stays there: after the 4 refusals, 64 steps make it sure."""
+    run = tiny_run(tmp_path, steps=400, spoil=lambda position, loss: times(5.0)(loss) if position >= 80 else loss)
+    message = (
+        r"Training has diverged: the mean loss of the last 64 steps \(until step 148\) is 1\d\.\d\d nats per token, "
+        r"and was 2\.\d\d until step \d+: lower `training\.learning_rate` \(0\.003\) or raise `training\.warmup_steps` "
+    )
+    with pytest.raises(TransduceError, match=message):
+        run.trainer.run()
+
+
+def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
+    run = tiny_run(tmp_path, steps=60, spoil=lambda position, loss: plus(math.nan)(loss) if position >= 10 else loss)
+    with pytest.raises(TransduceError, match=r"No gradient was finite over the last 20 steps \(until step 30\): lower"):
+        run.trainer.run()
+    assert run.trainer.optimizer.updates == 10
+
+
+# --- the rule itself -----------------------------------------------------------------------------------------------
+
+
+def watched(*losses: float) -> LossWatch:
+    watch = LossWatch()
+    for step, loss in enumerate(losses):
+        watch.learnt(step, loss)
+    return watch
+
+
+def test_nothing_is_refused_before_eight_steps_are_known() -> None:
+    assert watched(*[3.0] * 7).limit() == math.inf
+    assert watched(*[3.0] * 8).limit() == 6.0
+
+
+def test_the_limit_is_the_highest_of_three() -> None:
+    assert watched(*[3.0] * 20).limit() == pytest.approx(6.0)  # twice the mean
+    assert watched(*[0.1] * 20).limit() == pytest.approx(1.1)  # a nat above it
+    assert watched(*[2.0, 4.0] * 10).limit() == pytest.approx(9.0)  # six deviations of 1 above 3
+
+
+def test_one_bad_number_does_not_enter_the_window() -> None:
+    """OLMo-core's window takes it in, and skips 129 steps for it."""
+    watch = watched(*[3.0] * 20)
+    watch.skipped(high=False)
+    assert watch.limit() == 6.0
+    watch.learnt(21, 3.0)
+    assert watch.skipped_in_a_row == 0
+
+
+def test_a_loss_that_falls_and_wavers_is_no_divergence() -> None:
+    watch = LossWatch()
+    for step in range(2000):
+        loss = 2.0 + 7.0 * math.exp(-step / 200) + math.sin(step)
+        assert loss <= watch.limit()
+        watch.learnt(step, loss)
+        assert watch.verdict(step) is None
