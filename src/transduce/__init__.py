@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import TransduceError
+from transduce.libraries import advise_libraries
 
 if TYPE_CHECKING:
     from transduce.demo import demo
@@ -18,16 +19,31 @@ if TYPE_CHECKING:
     from transduce.evaluation.significance import Comparison, compare
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
+    from transduce.runtime.export import ExportReport, export
+    from transduce.runtime.generator import Continuation, Generation, Generator, TextScore
+    from transduce.runtime.loading import load
+    from transduce.runtime.classifier import Classifier
+    from transduce.runtime.filler import Filler
+    from transduce.runtime.parser import Parser
+    from transduce.runtime.pipeline import pipeline
     from transduce.runtime.translation import Alternative, Translation
-    from transduce.runtime.translator import Translator, load
+    from transduce.runtime.translator import Translator
     from transduce.tasks.train import train
     from transduce.text.tokenizer import Tokenizer
 
 __all__ = [
     "Alternative",
+    "Classifier",
     "Comparison",
+    "Continuation",
+    "ExportReport",
+    "Filler",
+    "Generation",
+    "Generator",
     "ModelConfig",
+    "Parser",
     "ScoreReport",
+    "TextScore",
     "Tokenizer",
     "TransduceError",
     "Transformer",
@@ -35,24 +51,38 @@ __all__ = [
     "Translator",
     "compare",
     "demo",
+    "export",
     "load",
+    "pipeline",
     "score",
     "train",
 ]
 
+advise_libraries()
+
 # Where each name lives; imported when it is first used, so that `import transduce` costs nothing.
 _HOMES = {
     "Alternative": "transduce.runtime.translation",
+    "Classifier": "transduce.runtime.classifier",
     "Comparison": "transduce.evaluation.significance",
+    "Continuation": "transduce.runtime.generator",
+    "ExportReport": "transduce.runtime.export",
+    "Filler": "transduce.runtime.filler",
+    "Generation": "transduce.runtime.generator",
+    "Generator": "transduce.runtime.generator",
     "ModelConfig": "transduce.model.config",
+    "Parser": "transduce.runtime.parser",
     "ScoreReport": "transduce.evaluation.scores",
+    "TextScore": "transduce.runtime.generator",
     "Tokenizer": "transduce.text.tokenizer",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.runtime.translation",
     "Translator": "transduce.runtime.translator",
     "compare": "transduce.evaluation.significance",
     "demo": "transduce.demo",
-    "load": "transduce.runtime.translator",
+    "export": "transduce.runtime.export",
+    "load": "transduce.runtime.loading",
+    "pipeline": "transduce.runtime.pipeline",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
 }

@@ -1,5 +1,6 @@
 """Checkpoints: complete or not there, checked byte by byte, and the previous one when the newest is damaged."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transduce.training.checkpoint import (
     checkpoints,
     load_checkpoint,
     load_newest,
+    newest_state,
     save_checkpoint,
 )
 
@@ -113,8 +115,39 @@ def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     newer = Checkpoint(msgspec.structs.replace(make(3).state, format_version=99), make(3).tensors)
     path = save_checkpoint(tmp_path, newer, keep=2)
-    with pytest.raises(TransduceError, match=r"has format 99, and this version reads 1\."):
+    with pytest.raises(TransduceError, match=r"has format 99, and this version reads 2 and before\."):
         load_checkpoint(path)
+
+
+def test_the_format_before_is_read(tmp_path: Path) -> None:
+    """It had no sums, no window and no surroundings."""
+    path = save_checkpoint(tmp_path, make(3), keep=2)
+    state = msgspec.json.decode((path / "state.json").read_bytes())
+    for name in ("validation_due", "report", "losses", "surroundings"):
+        del state[name]
+    content = msgspec.json.encode(state | {"format_version": 1})
+    (path / "state.json").write_bytes(content)
+    digests = msgspec.json.decode((path / "manifest.json").read_bytes())
+    digests["state.json"] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_bytes(msgspec.json.encode(digests))
+    assert load_checkpoint(path).state == msgspec.structs.replace(make(3).state, format_version=1)
+
+
+def test_the_newest_state_is_read_without_the_tensors(tmp_path: Path) -> None:
+    assert newest_state(tmp_path) is None
+    for step in (10, 20, 30):
+        save_checkpoint(tmp_path, make(step), keep=3)
+    (tmp_path / "step-000000030" / "state.json").unlink()
+    (tmp_path / "step-000000020" / "weights.safetensors").unlink()
+    assert newest_state(tmp_path) == make(20).state
+
+
+def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    for name in (".partial-step-000000007", ".removed-step-000000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.safetensors").write_bytes(b"half")
+    save_checkpoint(tmp_path, make(10), keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000010"]
 
 
 def test_a_run_that_was_killed_while_saving_leaves_no_checkpoint(

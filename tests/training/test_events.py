@@ -68,6 +68,14 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == expected
 
 
+def test_a_validation_that_is_repeated_stands_there_once(tmp_path: Path) -> None:
+    write_run(tmp_path, resume_at=0, last=6)
+    EventLog(tmp_path, resume_at=6, validate_again=True).close()
+    assert steps_of(tmp_path)[-2:] == [("train", 5), ("train", 6)]
+    EventLog(tmp_path, resume_at=6).close()
+    assert steps_of(tmp_path).count(("validation", 3)) == 1
+
+
 def test_a_run_from_the_start_forgets_an_earlier_one(tmp_path: Path) -> None:
     write_run(tmp_path, resume_at=0, last=5)
     write_run(tmp_path, resume_at=0, last=2)

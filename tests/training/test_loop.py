@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
@@ -25,7 +26,9 @@ from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.precautions import Precautions
 from transduce.training.settings import ResolvedTraining
+from transduce.training.surroundings import Surroundings
 
 Make = Callable[..., ResolvedTraining]
 Pair = tuple[Tensor, Tensor]
@@ -88,7 +91,7 @@ class Setup:
             batches=self.batches,
             settings=settings,
             folder=folder,
-            display=ProgressDisplay(Console(file=self.said, width=200)),
+            display=ProgressDisplay(Console(file=self.said, width=300)),
             **options,
         )
 
@@ -182,11 +185,11 @@ def test_a_run_stopped_by_a_signal_saves_and_goes_on(tmp_path: Path, make_settin
     (tmp_path / "cut").mkdir()
     stopped = Setup(tmp_path / "cut", make_settings(), before_loss=stop)
     result = stopped.trainer.run()
-    assert (result.reason, result.step) == ("SIGTERM", 5)
+    assert (result.reason, result.step) == ("SIGTERM", 4)  # the fifth was given up at once
     resumed = Setup(tmp_path / "cut", make_settings())
     assert resumed.trainer.resume()
     assert resumed.trainer.run().reason == "finished"
-    assert resumed.batches.asked[0] == (1, 0)
+    assert resumed.batches.asked[0] == (0, 4)
     assert torch.equal(resumed.weights(), whole.weights())
 
 
@@ -209,6 +212,21 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path
     assert resumed.trainer.resume()
     assert resumed.trainer.step == 4
     assert "step-000000008 is damaged: weights.safetensors is not what was written" in resumed.said.getvalue()
+
+
+def test_another_machine_is_told_in_one_line(tmp_path: Path, make_settings: Make) -> None:
+    first = Surroundings(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
+    second = msgspec.structs.replace(first, threads=1, instructions="x86_64 AVX2")
+    Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=first)).trainer.run()
+    same = Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=first))
+    same.trainer.resume()
+    assert same.said.getvalue() == ""
+    other = Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=second))
+    other.trainer.resume()
+    assert other.said.getvalue() == (
+        "The run goes on, but not bit by bit as it would have without the stop: instructions x86_64 AVX512 AMX then, "
+        "x86_64 AVX2 now, threads 2 then, 1 now.\n"
+    )
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path, make_settings: Make) -> None:
@@ -249,7 +267,7 @@ def test_batches_come_in_order_epoch_by_epoch(tmp_path: Path, make_settings: Mak
 
 
 def test_each_micro_batch_has_random_numbers_of_its_own() -> None:
-    seeds = {loop._seed(seed, position) for seed in range(50) for position in range(2000)}
+    seeds = {loop._seed(seed, position, rank) for seed in range(25) for position in range(1000) for rank in range(4)}
     assert len(seeds) == 50 * 2000
     for seed in (0, 1, 2**31, 2**62):
         torch.manual_seed(loop._seed(seed, 10**9))  # within what PyTorch takes
@@ -269,17 +287,18 @@ def test_a_gradient_that_is_not_finite_skips_exactly_one_step(tmp_path: Path, ma
     weights.append(setup.weights())
     assert result.step == 8
     unchanged = [torch.equal(before, after) for before, after in pairwise(weights)]
-    assert unchanged == [number == bad for number in range(8)]
+    # The fourth batch is computed twice, the second time to find where the first bad number arose.
+    assert unchanged == [number in (bad, bad + 1) for number in range(9)]
     assert setup.trainer.optimizer.updates == 7
     assert [event["skipped"] for event in events(tmp_path)] == [0, 1, 0, 0]
     assert all(bool(w.isfinite().all()) for w in weights)
 
 
 def test_a_run_without_any_finite_gradient_stops_with_advice(tmp_path: Path, make_settings: Make) -> None:
-    setup = Setup(tmp_path, make_settings(), factor=lambda _: math.inf)
+    setup = Setup(tmp_path, make_settings(steps=30), factor=lambda _: math.inf)
     message = (
-        r"No gradient was finite over the last 2 steps \(until step 2\): lower `training\.learning_rate` \(0\.01\) or "
-        r"raise `training\.warmup_steps` \(0\)\."
+        r"No gradient was finite over the last 20 steps \(until step 20\): lower `training\.learning_rate` \(0\.01\) "
+        r"or raise `training\.warmup_steps` \(0\)\."
     )
     with pytest.raises(TransduceError, match=message):
         setup.trainer.run()
@@ -385,6 +404,28 @@ def test_patience_is_counted_across_a_resume(tmp_path: Path, make_settings: Make
     result = resumed.trainer.run()
     assert (result.reason, result.step, result.best_step) == ("no improvement", 8, 2)
     assert script.kept == []
+
+
+def test_a_run_that_ended_for_want_of_improvement_does_no_step_more(tmp_path: Path, make_settings: Make) -> None:
+    settings = make_settings(steps=20, validate_every=2, patience=2)
+    run_validated(tmp_path, settings, Script([1.0, 2.0, 2.0]))
+    script = Script([0.9 - 0.05 * number for number in range(10)])
+    resumed = Setup(tmp_path, settings, validate=script.validate, keep_model=script.keep)
+    assert resumed.trainer.resume()
+    result = resumed.trainer.run()
+    assert (result.reason, result.step) == ("no improvement", 6)
+    assert script.steps == resumed.losses == []
+    patient = Setup(tmp_path, make_settings(steps=20, validate_every=2, patience=5), validate=script.validate)
+    assert patient.trainer.resume()
+    assert patient.trainer.run().reason == "finished"
+
+
+def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path, make_settings: Make) -> None:
+    """The first model is kept all the same, so that there is one; any number after it is better."""
+    script = Script([math.nan, 3.0, math.inf, math.nan])
+    result = run_validated(tmp_path, make_settings(validate_every=2), script)
+    assert script.kept == [2, 4]
+    assert (result.best_step, result.best_value) == (4, -3.0)
 
 
 def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(

@@ -7,19 +7,25 @@ Random numbers need no state: they are seeded by (seed, step, micro-batch).
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from transduce.durable import file_sha256, sync_file, sync_folder
 from transduce.errors import TransduceError
+from transduce.training.processes import Processes
+from transduce.training.report import StepSums
+from transduce.training.rows import Rows, Sliceable, open_parts
+from transduce.training.surroundings import Surroundings
+from transduce.training.watch import LossWatch
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, 2)  # of the first, what it did not have is as at the start of a run
 _PREFIX = "step-"
+_PARTIAL, _REMOVED = ".partial-", ".removed-"
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,45 +42,77 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     validations_without_better: int
     elapsed_seconds: float
     """Of training, over all the run's processes so far."""
+    validation_due: bool = False
+    """A signal came during the validation of this step: on resume it comes first."""
+    report: StepSums = msgspec.field(default_factory=StepSums)
+    """Of the steps since the last report."""
+    losses: LossWatch = msgspec.field(default_factory=LossWatch)
+    surroundings: Surroundings | None = None
+    """What the steps so far were computed with; None where nobody said."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
     """A checkpoint in memory."""
 
     state: RunState
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Sliceable]]
     """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name."""
+    rows: dict[str, Rows] | None = None
+    """By parameter name, where these are only the rows that one of several processes holds."""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
     """Writes a checkpoint below `folder` and removes all but the newest `keep` up to its step.
 
-    Later ones that stand there were refused when the run was resumed; each is replaced when its step comes again.
+    Later ones that stand there were refused when the run was resumed; each is replaced when its step comes again. Of
+    several processes each writes its own rows, into a folder that all can see; the first one does the rest.
 
     Raises:
         TransduceError: it cannot be written; earlier checkpoints are untouched.
     """
+    together = processes or Processes()
     final = folder / f"{_PREFIX}{checkpoint.state.step:09d}"
-    if _is_sound(final):
+    if together.share(_is_sound(final), bool):
         return final
-    partial = folder / f".partial-{final.name}"
+    partial = folder / f"{_PARTIAL}{final.name}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_files(partial, checkpoint)
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(partial, final)
-        sync_folder(folder)
+        if together.is_first:
+            _remove_leftovers(folder)
+            partial.mkdir(parents=True)
+        together.wait()
+        _write_tensors(partial, checkpoint, together)
+        together.wait()
+        if together.is_first:
+            _complete(partial, checkpoint.state)
+            if final.exists():
+                _remove(final)
+            os.rename(partial, final)
+            sync_folder(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TransduceError(
             f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: make room or "
             "mend the folder, then go on with --resume."
         ) from error
-    for old in [path for path in checkpoints(folder) if path.name <= final.name][keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    if together.is_first:
+        for old in [path for path in checkpoints(folder) if path.name <= final.name][keep:]:
+            _remove(old)
+    together.wait()
     return final
+
+
+def _remove(checkpoint: Path) -> None:
+    """Deletes a checkpoint, which first loses its name, so that half of one is never taken for a damaged one."""
+    removed = checkpoint.with_name(f"{_REMOVED}{checkpoint.name}")
+    os.rename(checkpoint, removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a run left that was killed while it saved or deleted."""
+    if folder.is_dir():
+        for path in [path for path in folder.iterdir() if path.name.startswith((_PARTIAL, _REMOVED))]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_sound(path: Path) -> bool:
@@ -86,13 +124,21 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    state = folder / "state.json"
-    state.write_bytes(msgspec.json.format(msgspec.json.encode(checkpoint.state)))
+def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -> None:
     for kind, tensors in checkpoint.tensors.items():
-        path = folder / f"{kind}.safetensors"
-        save_file({name: t.contiguous() for name, t in tensors.items()}, path)
-        shutil.copymode(state, path)  # safetensors lets the owner alone read
+        part = "" if checkpoint.rows is None else f".{processes.rank:05d}-of-{processes.count:05d}"
+        path = folder / f"{kind}{part}.safetensors"
+        rows = {name: msgspec.json.encode(r).decode() for name, r in (checkpoint.rows or {}).items()}
+        save_file({name: t[:].contiguous() for name, t in tensors.items()}, path, rows or None)
+        sync_file(path)
+
+
+def _complete(folder: Path, state: RunState) -> None:
+    """The state, and the digests of all files, which stand for each other from here on."""
+    path = folder / "state.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    for tensors in folder.glob("*.safetensors"):
+        shutil.copymode(path, tensors)  # safetensors lets the owner alone read
     digests = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     for path in folder.iterdir():
@@ -117,6 +163,50 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, refused
 
 
+def newest_state(folder: Path) -> RunState | None:
+    """The state of the newest checkpoint that tells one, for what must be known before the tensors are needed."""
+    for path in checkpoints(folder):
+        try:
+            return load_state(path)
+        except TransduceError:
+            continue
+    return None
+
+
+def load_state(path: Path) -> RunState:
+    """Reads the state of a checkpoint alone, which says nothing about whether the rest of it is sound.
+
+    Raises:
+        TransduceError: it is damaged, or was written by a version that this one cannot read.
+    """
+    try:
+        content = (path / "state.json").read_bytes()
+        version = msgspec.json.decode(content, type=_Version).format_version
+        if version not in _READABLE:
+            raise TransduceError(
+                f"The checkpoint {path} has format {version}, and this version reads {FORMAT_VERSION} and before."
+            )
+        return msgspec.json.decode(content, type=RunState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
+
+
+def _open_tensors(folder: Path, names: Iterable[str]) -> dict[str, Mapping[str, Sliceable]]:
+    """Whole tensors by kind, out of one file or of the parts that several processes wrote."""
+    files: dict[str, list[Path]] = {}
+    for name in names:
+        if name.endswith(".safetensors"):
+            files.setdefault(name.split(".", maxsplit=1)[0], []).append(folder / name)
+    return {
+        kind: load_file(paths[0]) if paths[0].name == f"{kind}.safetensors" else open_parts(paths)
+        for kind, paths in files.items()
+    }
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint and checks every byte of it against its manifest.
 
@@ -128,12 +218,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for name, digest in digests.items():
             if Path(name).name != name or file_sha256(path / name) != digest:
                 raise TransduceError(f"The checkpoint {path} is damaged: {name} is not what was written.")
-        state = msgspec.json.decode((path / "state.json").read_bytes(), type=RunState)
-        if state.format_version != FORMAT_VERSION:
-            raise TransduceError(
-                f"The checkpoint {path} has format {state.format_version}, and this version reads {FORMAT_VERSION}."
-            )
-        kinds = [name.removesuffix(".safetensors") for name in digests if name.endswith(".safetensors")]
-        return Checkpoint(state, {kind: load_file(path / f"{kind}.safetensors") for kind in kinds})
+        state = load_state(path)
+        return Checkpoint(state, _open_tensors(path, sorted(digests)))
     except (OSError, msgspec.MsgspecError, SafetensorError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error

@@ -8,6 +8,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from transduce.training.schedule import ScheduleName, paper_peak
+from transduce.training.settings import BestBy
 
 T = TypeVar("T")
 
@@ -117,6 +118,30 @@ def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int
     return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
 
 
+def choose_language_model_preset(tokens: int) -> Choice[str]:
+    """Of a language model: as many parameters as the text can teach, about one for each piece or two."""
+    for most, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
+        if tokens < most:
+            return Choice(preset, f"{tokens:,} pieces of text, fewer than {most:,}")
+    return Choice("big", f"{tokens:,} pieces of text, 1,000,000,000 or more")
+
+
+def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+    """Of a language model: 20 × √(1,000,000 / pieces) epochs, between 1 and 40; 300 steps at least. A text can be read
+    about four times as if it were new each time (Muennighoff et al. 2023), and small ones must be read more often.
+    """
+    epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
+    steps = max(300, round(epochs * epoch_tokens / batch_tokens))
+    return Choice(steps, f"{epochs:.0f} epochs of {epoch_tokens:,} pieces")
+
+
+def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
+    """The paper's 0.1 (section 5.4) where a text is written from another; 0 for language models, which are judged by
+    their probabilities.
+    """
+    return Choice(smoothing, f"usual for `task.kind` {kind}")
+
+
 def choose_learning_rate(d_model: int, schedule: ScheduleName, warmup_steps: int) -> Choice[float]:
     """0.5 / d_model at the peak: wider models need smaller steps. With the paper's schedule, equation (3)."""
     if schedule == "inverse-sqrt":
@@ -152,7 +177,7 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
 
 
-def choose_best_by(translated: int) -> Choice[Literal["loss", "bleu", "chrf"]]:
+def choose_best_by(translated: int) -> Choice[BestBy]:
     """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
     right more often all the same. The loss where nothing is translated.
     """

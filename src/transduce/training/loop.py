@@ -15,15 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.training.checkpoint import Checkpoint, RunState, load_newest, save_checkpoint
-from transduce.training.events import EventLog, ProgressDisplay, TrainEvent, ValidationEvent
-from transduce.training.interruption import Interruption
+from transduce.training.checkpoint import Checkpoint, RunState, load_newest
+from transduce.training.engine import StepTotals, make_optimizer, save_together
+from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
+from transduce.training.exhaustion import explaining_exhaustion, surviving_a_full_disk, try_batches
+from transduce.training.faults import MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatOptimizer
+from transduce.training.precautions import Precautions
+from transduce.training.processes import joined_processes
+from transduce.training.report import StepSums
 from transduce.training.schedule import learning_rate
 from transduce.training.settings import ResolvedTraining
+from transduce.training.surroundings import Surroundings, differences
+from transduce.training.watch import LossWatch
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CHECKPOINTS = "checkpoints"
 _RATE_STEPS = 10  # at least so many, and so much of the time, before minutes become steps
 _RATE_SHARE = 0.05
 _VALIDATION_SHARE = 0.08  # of the minutes, kept for validations
@@ -74,48 +81,80 @@ class Trainer:
         validate: Validator | None = None,
         keep_model: Callable[[Mapping[str, Tensor], ValidationEvent | None], None] | None = None,
         display: ProgressDisplay | None = None,
+        precautions: Precautions | None = None,
     ) -> None:
         self.model = model
-        self.loss = loss
+        self.processes = joined_processes()
         self.batches = batches
         self.settings = settings
         self.folder = folder
         self.validate = validate
         self.keep_model = keep_model
         self.display = display or ProgressDisplay()
-        self.optimizer = FlatOptimizer(model, settings, _DTYPES[settings.precision])
+        self.precautions = precautions or Precautions()
+        self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
         self.steps = settings.steps
         self.step = 0
         self.elapsed_seconds = 0.0
         self.best_step: int | None = None
         self.best_value: float | None = None
         self.validations_without_better = 0
-        self._report = _Report()
+        self._validation_due = False
+        self._report = StepSums()
+        self._watch = LossWatch()
 
     def resume(self) -> bool:
         """Takes up the newest sound checkpoint; False where there is none."""
-        checkpoint, refused = load_newest(self.folder / "checkpoints")
+        checkpoint, refused = load_newest(self.folder / CHECKPOINTS)
         for sentence in refused:
             self.display.say(sentence)
         if checkpoint is None:
             return False
+        self.take_up(checkpoint)
+        return True
+
+    def take_up(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            TransduceError: it is of another model.
+        """
+        _check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
         self.best_step, self.best_value = state.best_step, state.best_value
         self.validations_without_better = state.validations_without_better
-        return True
+        self._validation_due = state.validation_due
+        self._report, self._watch = state.report, state.losses
+        self._compare_surroundings(state.surroundings)
+
+    def _compare_surroundings(self, before: Surroundings | None) -> None:
+        now = self.precautions.surroundings
+        changed = list(differences(before, now)) if before and now else []
+        if changed:
+            self.display.say(
+                f"The run goes on, but not bit by bit as it would have without the stop: {', '.join(changed)}."
+            )
 
     def run(self) -> TrainResult:
-        """Trains until the last step, until nothing improves, or until a signal comes; then saves."""
-        log = EventLog(self.folder, resume_at=self.step)
+        """Trains until the last step, until nothing improves, or until a signal comes; then saves.
+
+        Raises:
+            TransduceError: memory or room on the disk ran out, or the loss says that training has come to nothing.
+        """
+        log: Log = NO_LOG
+        if self.processes.is_first:
+            log = EventLog(self.folder, resume_at=self.step, validate_again=self._validation_due)
         self.model.train()
         self.display.start(self.step, self.steps)
         try:
-            with Interruption() as interruption:
-                reason = self._run_steps(log, interruption)
+            with Interruption(alone=self.processes.count == 1) as interruption:
+                reason = self._run_until_stopped(log, interruption)
                 self._save()
+                if interruption.requested:
+                    reason = interruption.requested.name
         finally:
             self.display.stop()
             log.close()
@@ -128,52 +167,115 @@ class Trainer:
             reason=reason,
         )
 
-    def _run_steps(self, log: EventLog, interruption: Interruption) -> str:
+    def _run_until_stopped(self, log: Log, interruption: Interruption) -> str:
+        try:
+            return self._run_steps(log, interruption)
+        except AbandonedError:
+            number = interruption.requested or signal.SIGTERM
+            self.display.say(f"{number.name}: saving step {self.step:,}. (Ctrl-C now stops without saving.)")
+            return number.name
+
+    def _run_steps(self, log: Log, interruption: Interruption) -> str:
         started_at = time.monotonic() - self.elapsed_seconds
+        if self._validation_due:
+            self._validate(log, interruption)
+        if self._out_of_patience():
+            return "no improvement"
+        if self.steps is None or self.step < self.steps:
+            self._try_largest(interruption)
         while self.steps is None or self.step < self.steps:
-            if not self._take_step(interruption):
-                break
+            self._take_step(interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             self._decide_steps()
             self.display.advance(self.step, self.steps, self._report.text())
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
-            if self._is_due(self.settings.validate_every, last) and not self._validate(log):
-                return "no improvement"
+            self._stop_where_nothing_is_learnt()
+            if self._is_due(self.settings.validate_every, last):
+                self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
-            if self._is_due(self.settings.save_every, last):
-                self._save()
-            if interruption.requested:
-                break
-        return _signal_name(interruption.requested) if interruption.requested else "finished"
+            if self._out_of_patience():
+                return "no improvement"
+            if self._is_due(self.settings.save_every, last) and not last:
+                with surviving_a_full_disk(self.display.say, "The checkpoint"):
+                    self._save()
+        return "finished"
 
-    def _take_step(self, interruption: Interruption) -> bool:
-        """One update, or False where a signal came before it was complete."""
+    def _try_largest(self, interruption: Interruption) -> None:
+        """Finds out now, and not after hours, whether the memory suffices."""
+        largest = self.precautions.largest
+        if largest:
+            self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
+        with interruption.abandoning(), self._explaining_exhaustion("the largest batch of the corpus"):
+            try_batches(self.optimizer, self.loss, largest)
+
+    def _explaining_exhaustion(self, what: str) -> Any:
+        return explaining_exhaustion(what, self.settings.batch_tokens, self.settings.accumulate)
+
+    def _take_step(self, interruption: Interruption) -> None:
+        """One update.
+
+        Raises:
+            AbandonedError: a signal came before all gradients were there; nothing was updated.
+        """
         started_at = time.monotonic()
-        step, tokens, total, likelihood = self.step + 1, 0, 0.0, 0.0
-        for number in range(self.settings.accumulate):
-            if interruption.requested:
-                return False
-            loss = self._accumulate_gradient(number)
-            tokens += loss.tokens
-            total += float(loss.total.detach())
-            likelihood += float(loss.negative_log_likelihood)
+        step, sums = self.step + 1, StepTotals()
+        limit = self._watch.limit()
+        parts: list[MicroBatch] = []
+        with interruption.abandoning(), self._explaining_exhaustion(f"step {step}"):
+            for number in range(self.settings.accumulate):
+                loss, part = self._accumulate_gradient(number, limit)
+                parts.append(part)
+                sums = sums.plus(loss, high=part.refused and math.isfinite(part.loss))
+        sums = sums.over(self.processes, stop=interruption.requested is not None)
         rate = self._learning_rate(step)
-        norm = self.optimizer.step(tokens, rate)
+        norm = self.optimizer.step(sums.tokens, rate)
+        self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
+        if math.isfinite(norm):
+            self._watch.learnt(step, sums.total / sums.tokens)
+        else:
+            self._watch.skipped(high=bool(sums.high))
+            self._note_skip(SkippedStep(step=step, parts=parts, limit=limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
-        self._report.add(tokens, total, likelihood, norm, rate, time.monotonic() - started_at)
-        return True
+        if sums.stop and self.processes.count > 1:
+            raise AbandonedError
 
-    def _accumulate_gradient(self, number: int) -> Loss:
+    def _accumulate_gradient(self, number: int, limit: float) -> tuple[Loss, MicroBatch]:
         """Adds the gradient of one micro-batch of the present step."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
-        torch.manual_seed(_seed(self.settings.seed, position))
-        loss = self.loss(batch)
-        loss.total.backward()
+        self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
+        loss = self._seeded_loss(batch, position)
+        mean = float(loss.total.detach()) / max(1, loss.tokens)
+        refused = not (math.isfinite(mean) and mean <= limit)
+        # A gradient that is not finite is what tells the optimiser, on every process, to leave this step out.
+        (loss.total * math.nan if refused else loss.total).backward()
         self.optimizer.collect_gradient()
-        return loss
+        return loss, MicroBatch(position, batch, mean, refused)
+
+    def _seeded_loss(self, batch: Any, position: int) -> Loss:
+        torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
+        return self.loss(batch)
+
+    def _note_skip(self, skipped: SkippedStep) -> None:
+        """Says why a step changed nothing, and keeps what it was."""
+        first, origin = skipped.suspects[0], Origin()
+        if self.processes.count > 1 and not (first.refused or self.processes.is_first):
+            return  # the fault is another process'
+        if self.processes.count == 1 and not skipped.is_high:
+            origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
+        path = skipped.write(self.folder, self.precautions.describe, origin)
+        where = f"; the batch is in {path}" if path else ""
+        self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
+
+    def _stop_where_nothing_is_learnt(self) -> None:
+        verdict = self._watch.verdict(self.step)
+        if verdict is not None:
+            raise TransduceError(
+                f"{verdict}: lower `training.learning_rate` ({self.settings.learning_rate:g}) or raise "
+                f"`training.warmup_steps` ({self.settings.warmup_steps})."
+            )
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(
@@ -186,13 +288,17 @@ class Trainer:
 
     def _decide_steps(self) -> None:
         """Turns minutes into steps, once, when the rate is known. The number is saved with the run."""
-        minutes = self.settings.minutes
-        if self.steps is not None or minutes is None:
-            return
+        if self.steps is None and self.settings.minutes is not None and self.step >= _RATE_STEPS:
+            self.steps = self.processes.share(self._steps_by_the_clock(self.settings.minutes), int) or None
+            if self.steps is not None:
+                self.display.say(f"{self.settings.minutes:g} minutes are {self.steps:,} steps at the present rate.")
+
+    def _steps_by_the_clock(self, minutes: float) -> int:
+        """0 while the rate is not known well enough."""
         budget_seconds = minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
-        if self.step >= _RATE_STEPS and self.elapsed_seconds >= _RATE_SHARE * budget_seconds:
-            self.steps = max(self.step + 1, int(self.step * budget_seconds / self.elapsed_seconds))
-            self.display.say(f"{minutes:g} minutes are {self.steps:,} steps at the present rate.")
+        if self.elapsed_seconds < _RATE_SHARE * budget_seconds:
+            return 0
+        return max(self.step + 1, int(self.step * budget_seconds / self.elapsed_seconds))
 
     def _is_due(self, every: int | None, last: bool) -> bool:
         """Whether what happens every so many steps is due; None: twelve times a run, but at least 50 steps apart."""
@@ -202,41 +308,63 @@ class Trainer:
             every = max(_FEWEST_STEPS, math.ceil(self.steps / _VALIDATIONS))
         return last or self.step % every == 0
 
-    def _write_report(self, log: EventLog) -> None:
+    def _write_report(self, log: Log) -> None:
         batches_done = self.step * self.settings.accumulate
         event = self._report.event(self.step, batches_done / len(self.batches), self.elapsed_seconds)
-        self._report = _Report()
+        self._report = StepSums()
         log.write(event)
         left = None if self.steps is None else (self.steps - self.step) * self.elapsed_seconds / self.step
         self.display.report(event, self.steps, left)
-        if event.skipped == self.settings.report_every:
-            raise TransduceError(
-                f"No gradient was finite over the last {event.skipped} steps (until step {self.step}): lower "
-                f"`training.learning_rate` ({self.settings.learning_rate:g}) or raise `training.warmup_steps` "
-                f"({self.settings.warmup_steps})."
-            )
 
-    def _validate(self, log: EventLog) -> bool:
-        """Validates, keeps the model where it is the best; False where patience has run out."""
+    def _validate(self, log: Log, interruption: Interruption) -> None:
+        """Validates, and keeps the model where it is the best.
+
+        Raises:
+            AbandonedError: a signal came before the validation was complete; it will be repeated.
+        """
+        self._validation_due = True
         weights = self.optimizer.kept_weights()
-        if self.validate is None:
-            if self.keep_model is not None:
-                self.keep_model(weights, None)
-            return True
-        event = self.validate(weights, self.step)
-        self.model.train()
-        value = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}[self.settings.best_by]
+        if not self.processes.is_first:
+            pass
+        elif self.validate is None:
+            self._keep(weights, None)
+        else:
+            with interruption.abandoning():
+                event = self.validate(weights, self.step)
+            self.model.train()
+            self._judge(event, weights, log)
+        best = (self.best_step, self.best_value, self.validations_without_better)
+        best = self.processes.share(best, tuple[int | None, float | None, int])
+        self.best_step, self.best_value, self.validations_without_better = best
+        self._validation_due = False
+
+    def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
+        scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
+        scores.update(event.scores)
+        measured = scores.get(self.settings.best_by)
+        value = measured if measured is not None and math.isfinite(measured) else None
         best = self.best_value is None or (value is not None and value > self.best_value)
         log.write(event)
         self.display.validation(event, best=best)
-        if best:
+        if best and self._keep(weights, event):
             self.best_step, self.best_value, self.validations_without_better = self.step, value, 0
-            if self.keep_model is not None:
-                self.keep_model(weights, event)
+        else:
+            self.validations_without_better += 1
+
+    def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
+        """Has the model folder written; False where the disk is full, which only at the last step ends a run."""
+        if self.keep_model is None:
             return True
-        self.validations_without_better += 1
-        patience = self.settings.patience
-        return not patience or self.validations_without_better < patience
+        if self.step == self.steps:
+            self.keep_model(weights, event)
+            return True
+        with surviving_a_full_disk(self.display.say, f"The model of step {self.step:,}"):
+            self.keep_model(weights, event)
+            return True
+        return False
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.settings.patience <= self.validations_without_better
 
     def _save(self) -> None:
         state = RunState(
@@ -247,58 +375,24 @@ class Trainer:
             best_value=self.best_value,
             validations_without_better=self.validations_without_better,
             elapsed_seconds=self.elapsed_seconds,
+            validation_due=self._validation_due,
+            report=self._report,
+            losses=self._watch,
+            surroundings=self.precautions.surroundings,
         )
-        checkpoint = Checkpoint(state, self.optimizer.state())
-        save_checkpoint(self.folder / "checkpoints", checkpoint, keep=self.settings.keep_checkpoints)
+        checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
+        save_together(self.folder / CHECKPOINTS, checkpoint, self.processes, keep=self.settings.keep_checkpoints)
 
 
-class _Report:
-    """Sums over the steps since the last report."""
-
-    def __init__(self) -> None:
-        self.tokens = self.healthy_tokens = self.steps = self.skipped = 0
-        self.total = self.likelihood = self.norms = self.seconds = self.rate = 0.0
-
-    def add(self, tokens: int, total: float, likelihood: float, norm: float, rate: float, seconds: float) -> None:
-        """A step. One that was skipped counts as time, and in no mean."""
-        self.steps += 1
-        self.tokens += tokens
-        self.seconds += seconds
-        self.rate = rate
-        if not math.isfinite(norm):
-            self.skipped += 1
-            return
-        self.healthy_tokens += tokens
-        self.total += total
-        self.likelihood += likelihood
-        self.norms += norm
-
-    def text(self) -> str:
-        """Loss and rate so far, for the bar."""
-        if not self.healthy_tokens:
-            return ""
-        return f"loss {self.total / self.healthy_tokens:.3f} · {self.tokens / self.seconds:,.0f} tokens/s"
-
-    def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        """The means."""
-        healthy = self.healthy_tokens or math.nan
-        return TrainEvent(
-            step=step,
-            epoch=round(epoch, 4),
-            loss=self.total / healthy,
-            perplexity=math.exp(min(self.likelihood / healthy, 100.0)),
-            learning_rate=self.rate,
-            gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
-            tokens_per_second=self.tokens / self.seconds,
-            elapsed_seconds=elapsed_seconds,
-            skipped=self.skipped,
-        )
+def _check_kinds(checkpoint: Checkpoint, wanted: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for kind, tensors in wanted.items():
+        if checkpoint.tensors.get(kind, {}).keys() != tensors.keys():
+            raise TransduceError(
+                f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
+                "is another: go on in the folder of the run that wrote it, or start afresh in a new one."
+            )
 
 
-def _seed(seed: int, position: int) -> int:
-    """The generator's seed for one micro-batch, distinct for every (seed, position)."""
-    return (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) % 2**63
-
-
-def _signal_name(number: signal.Signals) -> str:
-    return number.name
+def _seed(seed: int, position: int, rank: int) -> int:
+    """The generator's seed for one process' share of a micro-batch, distinct for every (seed, position, rank)."""
+    return (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + rank * 0x8CB92BA72F3D8DD7 + 1) % 2**63

@@ -8,6 +8,7 @@ from transduce.errors import TransduceError
 from transduce.training.schedule import ScheduleName
 
 Precision = Literal["fp32", "bf16"]
+BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1"]
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,8 +34,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     weight_decay: float = 0.0
     # Gradients are scaled down to this norm; 0 leaves them.
     clip_norm: float = 1.0
-    label_smoothing: float = 0.1
+    label_smoothing: float | None = None
     precision: Precision | None = None
+    # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
+    # fit. Otherwise each holds all.
+    sharded: bool = False
     # The model that is kept is an average over the last steps: weights of the past count by average_decay per step.
     # 0 keeps the weights as they are.
     average_decay: float | None = None
@@ -44,7 +48,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     save_every: int | None = None
     # The model that scores best by this on the dev set is kept; training stops after so many validations without a
     # better one (0: never).
-    best_by: Literal["loss", "bleu", "chrf"] | None = None
+    best_by: BestBy | None = None
     patience: int | None = None
     # Dev sentences translated at each validation, greedily; 0 translates none.
     translate_dev: int = 500
@@ -103,11 +107,12 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     clip_norm: float
     label_smoothing: float
     precision: Precision
+    sharded: bool = False
     average_decay: float
     report_every: int
     validate_every: int | None
     save_every: int | None
-    best_by: Literal["loss", "bleu", "chrf"]
+    best_by: BestBy
     patience: int
     translate_dev: int
     keep_checkpoints: int

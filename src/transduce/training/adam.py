@@ -1,0 +1,74 @@
+"""Adam (section 5.3) over one flat float32 vector, with clipping and a running average."""
+
+import torch
+from torch import Tensor, nn
+
+from transduce.training.settings import ResolvedTraining
+
+
+class FlatAdam:
+    """Masters, moments and average of so many parameters, and the vector that their gradient is put into."""
+
+    def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
+        self.master, self.gradient, self.settings = master, gradient, settings
+        self.average = master.clone()
+        self._parameter = nn.Parameter(master)
+        self._adam = torch.optim.AdamW(
+            [self._parameter],
+            lr=0.0,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._parameter.grad = gradient
+        # The moments are made now, so that a checkpoint of step 0 has them too.
+        self._adam.state[self._parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=master.device),
+            "exp_avg": torch.zeros_like(master),
+            "exp_avg_sq": torch.zeros_like(master),
+        }
+
+    def update(self, norm: float, tokens: int, rate: float) -> None:
+        """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
+        clip = self.settings.clip_norm
+        factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        self.gradient *= factor / tokens
+        self._adam.param_groups[0]["lr"] = rate
+        self._adam.step()
+        self._average(self.updates)
+
+    def _average(self, step: int) -> None:
+        """Exponential average; at the start, where there is no past, over what there is."""
+        if self.settings.average_decay:
+            decay = min(self.settings.average_decay, (1 + step) / (10 + step))
+            self.average.lerp_(self.master, 1.0 - decay)
+
+    @property
+    def updates(self) -> int:
+        """Updates taken, which Adam's bias correction counts."""
+        return int(self._adam.state[self._parameter]["step"])
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self._adam.state[self._parameter]["step"].fill_(updates)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, by kind."""
+        moments = self._adam.state[self._parameter]
+        return {
+            "weights": self.master,
+            "exp_avg": moments["exp_avg"],
+            "exp_avg_sq": moments["exp_avg_sq"],
+            "average": self.average,
+        }
+
+    @property
+    def kept(self) -> Tensor:
+        """What a model folder gets: the average, or the masters where there is none."""
+        return self.average if self.settings.average_decay else self.master
+
+
+def is_finite(number: float) -> bool:
+    """Neither infinite nor NaN."""
+    return number - number == 0.0

@@ -1,0 +1,70 @@
+"""What one process does by itself and several do together: the optimiser, a step's sums, the saving."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from transduce.training.checkpoint import Checkpoint, save_checkpoint
+from transduce.training.loss import Loss
+from transduce.training.optimizer import FlatOptimizer, Optimizer
+from transduce.training.processes import Processes
+from transduce.training.settings import ResolvedTraining
+from transduce.training.sharded import ShardedOptimizer, shard
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def make_optimizer(
+    model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
+) -> tuple[Optimizer, Callable[[Any], Loss]]:
+    """The optimiser of a model, and the loss to call: with several processes it may be another one."""
+    dtype = _DTYPES[settings.precision]
+    if not settings.sharded or processes.count == 1:
+        return FlatOptimizer(model, settings, dtype, processes), loss
+    sharded = shard(model, loss, dtype, next(model.parameters()).device.type)
+    return ShardedOptimizer(sharded, settings, processes), sharded
+
+
+class StepTotals(NamedTuple):
+    """Over the micro-batches of a step, and then over all processes."""
+
+    tokens: int = 0
+    total: float = 0.0
+    likelihood: float = 0.0
+    high: int = 0
+    """Micro-batches refused for a finite loss above the limit."""
+    stop: int = 0
+    """Processes that were asked to stop."""
+
+    def plus(self, loss: Loss, *, high: bool) -> "StepTotals":
+        """With one more micro-batch."""
+        return StepTotals(
+            self.tokens + loss.tokens,
+            self.total + float(loss.total.detach()),
+            self.likelihood + float(loss.negative_log_likelihood),
+            self.high + high,
+        )
+
+    def over(self, processes: Processes, *, stop: bool) -> "StepTotals":
+        """The same numbers in all processes."""
+        if processes.count == 1:
+            return self._replace(stop=int(stop))
+        tokens, total, likelihood, high, stops = processes.sum([*self[:-1], float(stop)])
+        return StepTotals(int(tokens), total, likelihood, int(high), int(stops))
+
+
+def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:
+    """Saves: the first process alone where it holds everything, otherwise each its own part, into one folder.
+
+    Raises:
+        TransduceError: it cannot be written; earlier checkpoints are untouched.
+    """
+    if checkpoint.rows is None:
+        if processes.is_first:
+            save_checkpoint(folder, checkpoint, keep=keep)
+        processes.wait()
+        return
+    save_checkpoint(folder, checkpoint, keep=keep, processes=processes)

@@ -1,0 +1,90 @@
+"""Adds up the gradient over processes that each hold the whole model, while the backward pass still runs.
+
+The gradient is one flat vector, cut into chunks of a few million elements. The backward pass completes parameters one
+by one; when the last of a chunk is complete, the chunk's sum over the processes starts, and goes on beside the rest of
+the pass. PyTorch's DistributedDataParallel does the same with buckets of its own, into which it copies gradients and
+out again; here they lie in the vector already, and are summed in float32 although the model computes in bfloat16.
+"""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for the network's full rate, small enough to begin early
+
+
+class GradientReduction:
+    """Collects micro-batches' gradients into one vector, summed over processes in the last of a step.
+
+    Args:
+        parameters: in the order in which they lie in the vectors.
+        working: the vector that the backward pass adds to.
+        gradient: the step's sum, float32; may be `working` itself.
+        chunk_elements: of one sum over the processes, at least.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        working: Tensor,
+        gradient: Tensor,
+        chunk_elements: int = _CHUNK_ELEMENTS,
+    ) -> None:
+        self.working, self.gradient = working, gradient
+        self.bounds = _chunks([p.numel() for p in parameters], chunk_elements)
+        self._sending = False
+        self._missing: list[int] = []
+        self._works: list[dist.Work] = []
+        ends = [stop for _, stop in self.bounds]
+        self._parameters_in = [0] * len(ends)
+        position = 0
+        for parameter in parameters:
+            chunk = sum(stop <= position for stop in ends)
+            self._parameters_in[chunk] += 1
+            parameter.register_post_accumulate_grad_hook(self._completed(chunk))
+            position += parameter.numel()
+
+    def begin(self, *, last: bool) -> None:
+        """A micro-batch begins; in the last of a step, gradients are summed as they become complete."""
+        self._sending = last
+        self._missing = list(self._parameters_in)
+
+    def finish(self) -> None:
+        """The micro-batch's backward pass is over; in the last, returns when all sums are there."""
+        for chunk, missing in enumerate(self._missing):
+            if missing:  # a parameter that played no part
+                self._complete(chunk)
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+    def _completed(self, chunk: int):  # type: ignore[no-untyped-def]
+        def hook(_: Tensor) -> None:
+            self._missing[chunk] -= 1
+            if not self._missing[chunk]:
+                self._complete(chunk)
+
+        return hook
+
+    def _complete(self, chunk: int) -> None:
+        start, stop = self.bounds[chunk]
+        part = self.gradient[start:stop]
+        if self.gradient is not self.working:
+            part += self.working[start:stop]
+            self.working[start:stop].zero_()
+        if self._sending:
+            work = dist.all_reduce(part, async_op=True)
+            assert work is not None
+            self._works.append(work)
+
+
+def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Bounds of chunks of whole parameters, each of at least so many elements, the last excepted."""
+    bounds, start, stop = [], 0, 0
+    for size in sizes:
+        stop += size
+        if stop - start >= least:
+            bounds.append((start, stop))
+            start = stop
+    return bounds if start == stop else [*bounds, (start, stop)]

@@ -1,0 +1,157 @@
+"""Training where the model or its optimiser does not fit into one process: parameters cut over all of them.
+
+PyTorch's `fully_shard` (FSDP2) holds 1/N of each parameter's rows in each of N processes, in float32. A layer's rows
+are gathered, in the precision that the model computes in, just before the layer runs; its gradient is added up and cut
+again after it. Masters, moments and the average exist for the own rows alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from transduce.training.adam import FlatAdam, is_finite
+from transduce.training.loss import Loss
+from transduce.training.optimizer import distinct_parameters, named_parts
+from transduce.training.processes import Processes
+from transduce.training.rows import Rows, Sliceable
+from transduce.training.settings import ResolvedTraining
+
+
+class ShardedLoss(nn.Module):
+    """The loss of a batch as a module: parameters are gathered when it is called."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Loss]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> Loss:
+        """The loss, as the function that was given computes it."""
+        return self._loss(batch)
+
+
+def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
+    """Cuts the parameters of a model over all processes, layer by layer.
+
+    Args:
+        model: the same in every process; changed in place.
+        loss: uses the model.
+        dtype: what the model computes in.
+        device: "cpu" or "cuda".
+
+    Returns:
+        The loss, to be called in place of the function.
+    """
+    whole = ShardedLoss(model, loss)
+    mesh = init_device_mesh(device.split(":", maxsplit=1)[0], (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    parts: list[nn.Module] = [layer for layers in lists for layer in layers]
+    for part in [*parts, whole]:
+        sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)  # gradients are sums
+        # Where the library would multiply by 1/N beforehand, the plain sum is asked for.
+        sharded.set_force_sum_reduction_for_comms(True)
+    for buffers in model.modules():
+        for name, buffer in buffers.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(buffers, name, buffer.to(dtype))
+    return whole
+
+
+class ShardedOptimizer:
+    """`FlatOptimizer` for a model that `shard` has cut: the same step, over the own rows."""
+
+    def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
+        self.settings, self.processes = settings, processes
+        self._module = cast("FSDPModule", loss)
+        self.names, parameters = distinct_parameters(loss.model)
+        self._parameters = [cast("DTensor", parameter) for parameter in parameters]
+        self.shapes = [p.to_local().shape for p in self._parameters]
+        master = torch.cat([p.to_local().detach().flatten() for p in self._parameters])
+        self.adam = FlatAdam(master, torch.zeros_like(master), settings)
+
+    def begin_batch(self, *, last: bool) -> None:
+        """A micro-batch begins; in the last of a step the processes' gradients are added up."""
+        self._module.set_requires_gradient_sync(last)
+        self._module.set_is_last_backward(last)
+        self._last = last
+
+    def collect_gradient(self) -> None:
+        """After the last micro-batch: the sums of the own rows."""
+        if not self._last:
+            return
+        gradients = [cast("DTensor", p.grad).to_local().flatten() for p in self._parameters]
+        torch.cat(gradients, out=self.adam.gradient)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self, tokens: int, rate: float) -> float:
+        """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
+        squares = float(self.adam.gradient.double().square().sum())
+        norm = math.sqrt(self.processes.sum([squares], self.adam.master.device)[0]) / tokens
+        if is_finite(norm):
+            self.adam.update(norm, tokens, rate)
+            self._show_masters()
+        self.adam.gradient.zero_()
+        return norm
+
+    def forget_gradient(self) -> None:
+        """The micro-batches since the last step count for nothing."""
+        self.adam.gradient.zero_()
+
+    @torch.no_grad()
+    def _show_masters(self) -> None:
+        for parameter, part in zip(self._parameters, self._parts(self.adam.master).values(), strict=True):
+            parameter.to_local().copy_(part)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Named views of the own rows of master weights, moments and average."""
+        return {kind: self._parts(vector) for kind, vector in self.adam.vectors().items()}
+
+    @property
+    def rows(self) -> dict[str, Rows]:
+        """Which rows of which whole the own ones are."""
+        found = {}
+        for name, parameter in zip(self.names, self._parameters, strict=True):
+            whole = parameter.shape
+            each = -(-whole[0] // self.processes.count)
+            found[name] = Rows(min(self.processes.rank * each, whole[0]), list(whole))
+        return found
+
+    @property
+    def updates(self) -> int:
+        """Updates taken, which Adam's bias correction counts."""
+        return self.adam.updates
+
+    def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
+        """Takes the own rows of what a checkpoint holds, whoever wrote it."""
+        rows = self.rows
+        for kind, tensors in self.state().items():
+            for name, tensor in tensors.items():
+                start = rows[name].start
+                tensor.copy_(state[kind][name][start : start + len(tensor)])
+        self.adam.updates = updates
+        self._show_masters()
+
+    def kept_weights(self) -> dict[str, Tensor]:
+        """The whole weights that a model folder gets, gathered from all processes."""
+        return dict(zip(self.names, self._gather(self.adam.kept), strict=True))
+
+    def _gather(self, vector: Tensor) -> list[Tensor]:
+        found = []
+        for parameter, part in zip(self._parameters, self._parts(vector).values(), strict=True):
+            local = DTensor.from_local(
+                part, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+            )
+            found.append(local.full_tensor())
+        return found
+
+    def _parts(self, vector: Tensor) -> dict[str, Tensor]:
+        return dict(named_parts(vector, self.names, self.shapes))

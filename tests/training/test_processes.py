@@ -1,0 +1,70 @@
+"""Several processes that train one model: the same losses as one, replicated and sharded."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from transduce.errors import TransduceError
+from transduce.training.processes import Processes, join_processes
+from transduce.training.reduction import GradientReduction
+from transduce.training.settings import ResolvedTraining
+
+Make = Callable[..., ResolvedTraining]
+
+
+def run_together(count: int, script: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_train_as_one_does(count: int, tmp_path: Path, make_settings: Make) -> None:
+    (tmp_path / "settings.json").write_bytes(msgspec.json.encode(make_settings(clip_norm=1.0, average_decay=0.9)))
+    script = Path(__file__).with_name("together.py")
+    run_together(count, script, str(tmp_path / "out.json"), str(tmp_path / "settings.json"))
+    results: dict[str, Any] = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert results["shared"] == {"rank": 0}
+    for precision, tolerance in (("fp32", 1e-5), ("bf16", 5e-3)):
+        alone = results[f"alone {precision}"]
+        assert alone["losses"][-1] < alone["losses"][0] - 0.05
+        for kind in ("replicated", "sharded"):
+            together = results[f"{kind} {precision}"]
+            assert together["losses"] == pytest.approx(alone["losses"], abs=tolerance)
+            assert together["norms"] == pytest.approx(alone["norms"], abs=10 * tolerance)
+            assert together["updates"] == alone["updates"] == 5
+            assert together["shapes"] == alone["shapes"]
+
+
+def test_one_process_needs_no_others() -> None:
+    alone = Processes()
+    assert alone.is_first
+    assert alone.sum([1.5, 2.0]) == [1.5, 2.0]
+    assert alone.share("anything", str) == "anything"
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join_processes("cpu").count == 1
+
+
+def test_an_incomplete_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(TransduceError, match="WORLD_SIZE is 2, but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE are not all numbers"):
+        join_processes("cpu")
+
+
+def test_chunks_hold_whole_parameters() -> None:
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 5, 2, 7, 1)]
+    vector = torch.zeros(18)
+    assert GradientReduction(parameters, vector, vector, chunk_elements=6).bounds == [(0, 8), (8, 17), (17, 18)]
+    assert GradientReduction(parameters, vector, vector, chunk_elements=18).bounds == [(0, 18)]

@@ -1,0 +1,114 @@
+"""Run by `torchrun`, see test_processes.py: some steps alone, replicated and sharded; the first process writes JSON."""
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.optimizer import FlatOptimizer, Optimizer
+from transduce.training.processes import Processes, join_processes
+from transduce.training.settings import ResolvedTraining
+from transduce.training.sharded import ShardedOptimizer, shard
+
+STEPS, MICRO_BATCHES = 5, 2
+
+
+class Pairs(NamedTuple):
+    source: Tensor
+    target: Tensor
+
+
+class Task:
+    """The loss of pairs under a model."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+
+    def loss(self, pairs: Pairs) -> Loss:
+        inputs = torch.cat([torch.zeros_like(pairs.target[:, :1]), pairs.target[:, :-1]], dim=1)
+        hidden = self.model.hidden(pairs.source, inputs)
+        return projected_cross_entropy(hidden, self.model.output_weight, pairs.target, pad_id=0, label_smoothing=0.1)
+
+
+def make_pairs(number: int) -> Pairs:
+    """Six pairs whose targets have different numbers of pieces."""
+    random = np.random.default_rng(number)
+    source, target = random.integers(3, 29, (6, 7)), random.integers(3, 29, (6, 9))
+    target[1, 5:] = 0
+    target[3, 2:] = 0
+    return Pairs(torch.from_numpy(source), torch.from_numpy(target))
+
+
+def settings() -> ResolvedTraining:
+    content = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    return ResolvedTraining(**content)
+
+
+def train(kind: str, start: Transformer, processes: Processes, dtype: torch.dtype) -> dict[str, object]:
+    model = copy.deepcopy(start)
+    task = Task(model)
+    loss_of: Callable[[Pairs], Loss] = task.loss
+    optimizer: Optimizer
+    if kind == "sharded":
+        loss_of = sharded = shard(model, task.loss, dtype, "cpu")
+        optimizer = ShardedOptimizer(sharded, settings(), processes)
+    else:
+        optimizer = FlatOptimizer(model, settings(), dtype, processes if kind == "replicated" else None)
+    losses, norms = [], []
+    for step in range(STEPS):
+        total, tokens = 0.0, 0
+        for number in range(MICRO_BATCHES):
+            pairs = make_pairs(step * MICRO_BATCHES + number)
+            if kind != "alone":
+                pairs = Pairs(*(side[processes.rank :: processes.count] for side in pairs))
+            optimizer.begin_batch(last=number == MICRO_BATCHES - 1)
+            loss = loss_of(pairs)
+            loss.total.backward()
+            optimizer.collect_gradient()
+            total, tokens = total + float(loss.total.detach()), tokens + loss.tokens
+        if kind != "alone":
+            total, count = processes.sum([total, tokens])
+            tokens = int(count)
+        losses.append(total / tokens)
+        norms.append(optimizer.step(tokens, 0.01))
+    weights = optimizer.kept_weights()
+    shapes = {name: list(weight.shape) for name, weight in weights.items()}
+    return {"losses": losses, "norms": norms, "updates": optimizer.updates, "shapes": shapes}
+
+
+def main() -> None:
+    processes = join_processes("cpu")
+    torch.manual_seed(0)
+    config = ModelConfig(
+        source_vocabulary_size=29,
+        target_vocabulary_size=29,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        dropout=0.0,
+    )
+    start = Transformer(config)
+    results = {
+        f"{kind} {name}": train(kind, start, processes, dtype)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+        for kind in ("alone", "replicated", "sharded")
+    }
+    results["shared"] = processes.share({"rank": processes.rank}, dict[str, int])
+    if processes.is_first:
+        Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+    processes.leave()
+
+
+if __name__ == "__main__":
+    main()
