@@ -1,13 +1,15 @@
 """Batches: every pair once an epoch, the same for the same seed, reachable without replay, little padding."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from transduce.data import Batch, BatchPlan, IdRun, prepare
-from transduce.data.order import Lengths
+from transduce.data.order import Lengths, Run
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -23,17 +25,18 @@ class SyntheticCorpus:
         self._lengths = random.integers(1, longest + 1, (2, pairs), dtype=np.int32)
         self.pairs_read = 0
 
-    def read_lengths(self, start: int, stop: int) -> tuple[Lengths, Lengths]:
-        return self._lengths[0, start:stop], self._lengths[1, start:stop]
+    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
+        source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+        return source, target
 
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        self.pairs_read += stop - start
-        source, target = (self._run(lengths, start) for lengths in self.read_lengths(start, stop))
+    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
+        numbers = np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop in runs])
+        self.pairs_read += len(numbers)
+        source, target = (self._run(numbers, lengths) for lengths in self.read_run_lengths(runs))
         return source, target
 
     @staticmethod
-    def _run(lengths: Lengths, start: int) -> IdRun:
-        numbers = np.arange(start, start + len(lengths), dtype=np.uint32)
+    def _run(numbers: NDArray[np.uint32], lengths: Lengths) -> IdRun:
         return IdRun(np.repeat(numbers, lengths), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
     def length(self, side: int, pair: int) -> int:
@@ -165,3 +168,30 @@ def test_little_padding_on_real_sentences(data_folder: Path, tmp_path: Path) -> 
     lengths = [batch.target.shape[1] for batch in batches]
     rising = sum(left < right for left, right in pairwise(lengths))
     assert 0.3 < rising / len(lengths) < 0.6  # batches come in random order of length
+
+
+@pytest.mark.parametrize("processes", [2, 3, 7])
+def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None:
+    corpus = SyntheticCorpus(2_000, longest=60)
+    whole = BatchPlan(corpus, batch_tokens=200, seed=3)
+    shares = [BatchPlan(corpus, batch_tokens=200, seed=3, share=(rank, processes)) for rank in range(processes)]
+    empty = 0
+    for position in range(0, len(whole), 3):
+        batch = whole.batch(1, position)
+        parts = [share.batch(1, position) for share in shares]
+        indices = np.concatenate([part.indices for part in parts])
+        np.testing.assert_array_equal(np.sort(indices), np.sort(batch.indices))
+        assert sum(part.target_tokens for part in parts) == batch.target_tokens
+        assert all(len(part.source) == len(part.target) >= 1 for part in parts)
+        empty += sum(not part.target_tokens for part in parts)
+    assert empty > 0 or processes < 7
+
+
+def test_a_share_of_a_batch_with_too_few_rows_has_no_target_tokens() -> None:
+    corpus = SyntheticCorpus(5, longest=3)
+    share = BatchPlan(corpus, batch_tokens=1, seed=1, share=(3, 4))
+    batch = share.batch(0, 0)
+    assert batch.target_tokens == 0
+    assert len(batch.indices) == 0
+    assert (batch.target == corpus.target_pad_id).all()
+    assert batch.source.shape[0] == 1

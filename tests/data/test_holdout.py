@@ -2,20 +2,26 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from transduce.data import HoldOutSettings
-from transduce.data.holdout import HoldOut
+from transduce.data.holdout import HoldOut, choose_held_out, have_held_source, source_keys
 from transduce.errors import TransduceError
 from transduce.text import Pair
+from transduce.text.corpus import PairBlock
 
 
 def run(pairs: list[Pair], settings: HoldOutSettings) -> tuple[list[Pair], list[Pair], list[Pair]]:
     """Pairs to train on, held-out pairs, and the other pairs of their sources."""
     hold_out = HoldOut(settings)
-    training = [released for pair in pairs for released in hold_out.offer(pair)]
-    rest, held, further = hold_out.finish()
-    return training + rest, held, further
+    keys = source_keys([pair.source for pair in pairs])
+    block = PairBlock(0, "", 1, [pair.source for pair in pairs], [pair.target for pair in pairs])
+    hold_out.offer(block, range(len(pairs)), keys, np.ones(len(pairs), bool))
+    held = choose_held_out(hold_out.candidates(), settings, keys, len(pairs))
+    held_pairs = [pairs[candidate.row] for candidate in held]
+    taken = [pair for pair, has in zip(pairs, have_held_source(keys, held), strict=True) if has]
+    return [p for p in pairs if p not in taken], held_pairs, [p for p in taken if p not in held_pairs]
 
 
 def numbered(count: int) -> list[Pair]:

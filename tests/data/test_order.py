@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transduce.data.order import Blocks, cut_batches, length_order, permutation
+from transduce.data.order import Blocks, cut_batches, in_length_order, length_order, permutation
 
 
 def test_a_permutation_depends_on_its_key_only() -> None:
@@ -45,6 +45,15 @@ def test_pairs_stand_by_their_longer_side_and_go_there_and_back() -> None:
     ]
     assert order.tolist()[1:3] == [0, 6]
     assert length_order(source, target, ties=np.arange(8)[::-1]).tolist()[1:3] == [6, 0]
+
+
+def test_lengths_alone_come_in_the_same_order() -> None:
+    random = np.random.default_rng(3)
+    for longest in (1, 4, 60, 100_000):
+        source, target = random.integers(1, longest + 1, (2, 500), dtype=np.int32)
+        order = length_order(source, target, ties=random.permutation(500))
+        found = in_length_order(source, target)
+        np.testing.assert_array_equal(found, (source[order], target[order]))
 
 
 def cut(source: list[int], target: list[int], batch_tokens: int, max_padded_tokens: int) -> list[int]:

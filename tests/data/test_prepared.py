@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data import HoldOutSettings, PreparedCorpus, prepare
+from transduce.data import HoldOutSettings, IdRun, PreparedCorpus, prepare
 from transduce.data.idfiles import SideReader, SideWriter
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, Vocabulary, read_pairs
@@ -75,8 +75,8 @@ def test_the_card_describes_the_files(files: CorpusFiles, tokenizer: Tokenizer, 
 
 def test_equal_input_gives_equal_files(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     folders = [
-        prepare(files, tokenizer, FilterSettings(), tmp_path / name, hold_out=HoldOutSettings(), threads=threads).folder
-        for name, threads in (("a", 1), ("b", 3))
+        prepare(files, tokenizer, FilterSettings(), tmp_path / name, hold_out=HoldOutSettings(), workers=workers).folder
+        for name, workers in (("a", 1), ("b", 3))
     ]
     for path in folders[0].iterdir():
         assert path.read_bytes() == (folders[1] / path.name).read_bytes()
@@ -84,8 +84,8 @@ def test_equal_input_gives_equal_files(files: CorpusFiles, tokenizer: Tokenizer,
 
 def test_a_large_vocabulary_takes_four_bytes_an_id(tmp_path: Path) -> None:
     for size, dtype in ((65_536, "<u2"), (65_537, "<u4")):
-        with SideWriter(tmp_path, "source", vocabulary_size=size, pad_id=0, eos_id=1) as writer:
-            writer.append([[size - 1], []])
+        with SideWriter(tmp_path, "source", vocabulary_size=size, pad_id=0) as writer:
+            writer.append(IdRun(np.array([size - 1, 1, 1], dtype), np.array([0, 2, 3])))
         card = writer.card()
         assert card.dtype == dtype
         run = SideReader(tmp_path, "source", card, 2).read(0, 2)

@@ -1,9 +1,10 @@
 """Ids on disk and in batches: a corpus prepared once, read in runs, batched by length. Imports no torch."""
 
 from transduce.data.batches import Batch, BatchPlan, Corpus
+from transduce.data.card import CorpusCard
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.idfiles import IdRun
-from transduce.data.prepared import CorpusCard, CorpusStatistics, PreparedCorpus, prepare
+from transduce.data.prepared import CorpusStatistics, PreparedCorpus, prepare
 
 __all__ = [
     "Batch",

@@ -1,5 +1,6 @@
 """Batches as a pure function of (corpus, seed, epoch, position)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.idfiles import IdRun
-from transduce.data.order import Blocks, Indices, Lengths, cut_batches, length_order, permutation
+from transduce.data.order import Blocks, Indices, Lengths, Run, cut_batches, in_length_order, length_order, permutation
 from transduce.errors import TransduceError
 
 # Keys that keep the random orders apart (1 deals the chunks into blocks).
@@ -46,11 +47,11 @@ class Corpus(Protocol):
     def target_pad_id(self) -> int:
         """What fills a target row."""
 
-    def read_lengths(self, start: int, stop: int) -> tuple[Lengths, Lengths]:
-        """Lengths of the pairs from start to stop: sources and targets."""
+    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
+        """Lengths of the pairs of several runs (start, stop), one after another: sources and targets."""
 
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Ids of the pairs from start to stop: sources and targets."""
+    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
+        """Ids of the pairs of several runs, one after another: sources and targets."""
 
 
 class _Block(NamedTuple):
@@ -70,9 +71,20 @@ class BatchPlan:
     A batch holds at most ``batch_tokens`` non-padding target tokens (unless it is one longer pair) and at
     most ``max_padded_tokens`` a side with padding (twice ``batch_tokens`` when not said). Every epoch has the
     same number of batches and every pair exactly once.
+
+    Of several processes, each has its share of the same batches: ``share`` = (r, n) takes every n-th row from the r-th
+    on. Where a batch has too few rows, the share is one row without target tokens.
     """
 
-    def __init__(self, corpus: Corpus, *, batch_tokens: int, seed: int, max_padded_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        batch_tokens: int,
+        seed: int,
+        max_padded_tokens: int | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
         """Reads the lengths of the whole corpus once, to know how many batches each block has."""
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
@@ -82,6 +94,7 @@ class BatchPlan:
             raise TransduceError("Batches need a corpus with at least one pair, but it has none: check its filters.")
         self._corpus = corpus
         self._seed = seed
+        self._share = share
         self._limits = (batch_tokens, max_padded_tokens or 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
@@ -107,7 +120,18 @@ class BatchPlan:
         batch = block.batch_order[position - (stops[place] - self._batches[number])]
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
-    def _assemble(self, block: _Block, rows: Indices) -> Batch:
+    def _assemble(self, block: _Block, whole: Indices) -> Batch:
+        first, step = self._share
+        rows = whole[first::step]
+        if not len(rows):
+            return self._without_target(self._pad(block, whole[:1]))
+        return self._pad(block, rows)
+
+    def _without_target(self, batch: Batch) -> Batch:
+        empty = np.full_like(batch.target, self._corpus.target_pad_id)
+        return Batch(batch.source, empty, batch.indices[:0], batch.source_tokens, 0)
+
+    def _pad(self, block: _Block, rows: Indices) -> Batch:
         source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
         target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
         return Batch(source, target, block.numbers[rows], source_tokens, target_tokens)
@@ -119,8 +143,7 @@ class BatchPlan:
 
     def _plan(self, epoch: int, number: int) -> _Block:
         runs = self._blocks.runs(number)
-        read = [self._corpus.read(*run) for run in runs]
-        source, target = (IdRun.join([sides[side] for sides in read]) for side in (0, 1))
+        source, target = self._corpus.read_runs(runs)
         ties = permutation(source.sentences, self._seed, _TIES, epoch, number)
         order = length_order(source.lengths, target.lengths, ties)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
@@ -129,7 +152,5 @@ class BatchPlan:
         return _Block(numbers, source, target, order, starts, batch_order)
 
     def _count_batches(self, number: int) -> int:
-        read = [self._corpus.read_lengths(*run) for run in self._blocks.runs(number)]
-        source, target = (np.concatenate([sides[side] for sides in read]) for side in (0, 1))
-        order = length_order(source, target, np.arange(len(source)))
-        return len(cut_batches(source[order], target[order], *self._limits)) - 1
+        source, target = in_length_order(*self._corpus.read_run_lengths(self._blocks.runs(number)))
+        return len(cut_batches(source, target, *self._limits)) - 1

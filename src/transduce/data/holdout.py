@@ -1,13 +1,17 @@
-"""A dev set taken from the training pairs, chosen in one pass over a stream of unknown length."""
+"""A dev set taken from the training pairs, by a rule that parts of a corpus can follow without each other."""
 
-import hashlib
 import heapq
-import re
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
-from transduce.text import Pair
+from transduce.text.corpus import PairBlock
+
+Keys = NDArray[np.uint64]
 
 
 class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,52 +27,129 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError(f"`hold_out.max_pairs` must be at least 1, but is {self.max_pairs}.")
 
 
-class HoldOut:
-    """Holds back the sentences whose hashes are lowest, with every pair of the same source.
+class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A source that may be held out, by the first pair that has it."""
 
-    Two sources are the same when their letters and digits are: neither case nor punctuation nor spaces tell
-    them apart, so a held-out sentence is not seen in training under a thin disguise. The choice depends on
-    the texts alone, not on their order.
+    key: int
+    source: str
+    target: str
+    # Of the first pair: its block, and its row in that.
+    block: int
+    row: int
+    # Whether the first pair's lengths pass the filters.
+    kept: bool
+    # Pairs with this source whose lengths do not pass.
+    failed: int = 0
+
+
+class HoldOut:
+    """Finds the sources whose keys are lowest, in one pass over pairs in any number of parts.
+
+    Keys are hashes of the sources' letters and digits: neither case nor punctuation nor spaces tell two sources apart,
+    so a held-out sentence is not seen in training under a thin disguise. The choice depends on the texts alone. A
+    source that is among the lowest of a corpus is among the lowest of each part that has it, so parts need no more
+    than their own lowest ones to agree on a choice.
     """
 
     def __init__(self, settings: HoldOutSettings) -> None:
-        self._settings = settings
-        self._lowest: list[int] = []  # a heap of negated hashes: its first is the highest one held
-        self._held: dict[int, list[Pair]] = {}
-        self._offered = 0
+        self._most = settings.max_pairs
+        self._lowest: list[int] = []  # a heap of negated keys: its first is the highest one held
+        self._held: dict[int, Candidate] = {}
 
-    def offer(self, pair: Pair) -> list[Pair]:
-        """Take a pair into account; returns the pairs that are now certain to be trained on."""
-        self._offered += 1
-        key = _hash_source(pair.source)
-        if key in self._held:
-            self._held[key].append(pair)
-            return []
-        if len(self._lowest) == self._settings.max_pairs and key > -self._lowest[0]:
-            return [pair]
-        heapq.heappush(self._lowest, -key)
-        self._held[key] = [pair]
-        return self._release() if len(self._lowest) > self._settings.max_pairs else []
+    def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
+        """Take pairs into account.
 
-    def finish(self) -> tuple[list[Pair], list[Pair], list[Pair]]:
-        """After the last pair: those to train on, those held out (one a source), and their sources' others.
-
-        Always leaves something to train on: of a single source, nothing is held out.
+        Args:
+            block: in which they stand.
+            rows: of the block: the pairs whose text passes the filters, in their order.
+            keys: of their sources.
+            kept: whether their lengths pass too.
         """
-        wanted = min(self._settings.max_pairs, max(1, int(self._settings.share * self._offered)))
-        training: list[Pair] = []
-        while self._lowest and (len(self._lowest) > wanted or self._holds_all()):
-            training += self._release()
-        held = [self._held[key] for key in sorted(self._held)]
-        return training, [pairs[0] for pairs in held], [pair for pairs in held for pair in pairs[1:]]
+        for index in np.flatnonzero(keys <= self._limit()).tolist():
+            key, row = int(keys[index]), rows[index]
+            if key > self._limit():
+                continue
+            if key not in self._held:
+                self._add(
+                    Candidate(
+                        key=key,
+                        source=block.sources[row],
+                        target=block.targets[row],
+                        block=block.number,
+                        row=row,
+                        kept=bool(kept[index]),
+                    )
+                )
+            self._held[key].failed += not kept[index]
 
-    def _holds_all(self) -> bool:
-        return sum(map(len, self._held.values())) == self._offered
+    def candidates(self) -> list[Candidate]:
+        """The sources with the lowest keys so far, in the order of their keys."""
+        return [self._held[key] for key in sorted(self._held)]
 
-    def _release(self) -> list[Pair]:
-        return self._held.pop(-heapq.heappop(self._lowest))
+    def _limit(self) -> int:
+        """Keys above this one are of no interest any more."""
+        return -self._lowest[0] if len(self._lowest) == self._most else (1 << 64) - 1
+
+    def _add(self, candidate: Candidate) -> None:
+        heapq.heappush(self._lowest, -candidate.key)
+        self._held[candidate.key] = candidate
+        if len(self._lowest) > self._most:
+            del self._held[-heapq.heappop(self._lowest)]
 
 
-def _hash_source(source: str) -> int:
-    letters = re.sub(r"[\W_]+", "", source).casefold() or source
-    return int.from_bytes(hashlib.blake2b(letters.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
+    """One candidate a source, by its first pair in all parts, in the order of their keys."""
+    joined: dict[int, Candidate] = {}
+    for candidate in (candidate for part in parts for candidate in part):
+        other = joined.get(candidate.key)
+        if other is None:
+            joined[candidate.key] = msgspec.structs.replace(candidate)
+            continue
+        first, second = sorted((candidate, other), key=lambda it: (it.block, it.row))
+        joined[candidate.key] = msgspec.structs.replace(first, failed=first.failed + second.failed)
+    return [joined[key] for key in sorted(joined)]
+
+
+def choose_held_out(
+    candidates: list[Candidate], settings: HoldOutSettings, keys: Keys, offered: int
+) -> list[Candidate]:
+    """The sources to hold out, of candidates in the order of their keys.
+
+    Always leaves something to train on: of a single source, nothing is held out.
+
+    Args:
+        candidates: sources of the whole corpus with the lowest keys.
+        settings: how many.
+        keys: of all pairs that could be trained on.
+        offered: how many pairs there are, with those whose lengths do not pass.
+    """
+    wanted = min(settings.max_pairs, max(1, int(settings.share * offered)))
+    held = candidates[:wanted]
+    covered = int(have_held_source(keys, held).sum()) + sum(candidate.failed for candidate in held)
+    return held[:-1] if covered == offered else held
+
+
+def have_held_source(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
+    """For each key whether it is one of the candidates', which stand in the order of their keys."""
+    found = np.zeros(len(keys), bool)
+    if held:
+        low = np.flatnonzero(keys <= held[-1].key)
+        found[low] = np.isin(keys[low], np.array([candidate.key for candidate in held], np.uint64))
+    return found
+
+
+def source_keys(sources: Sequence[str]) -> Keys:
+    """A hash of the letters and digits of each source, without case; of the source itself where there are none."""
+    if not sources:
+        return np.zeros(0, np.uint64)
+    text = "\n".join(sources)
+    # Letters and digits are what `isalnum` calls so. Of the other characters, few differ: each goes out of all at once.
+    for character in sorted(set(text) - {"\n"}):
+        if not character.isalnum():
+            text = text.replace(character, "")
+    letters = text.casefold().encode("utf-8", "surrogatepass").split(b"\n")
+    digests = (
+        blake2b(own or source.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for own, source in zip(letters, sources, strict=True)
+    )
+    return np.frombuffer(b"".join(digests), np.dtype(">u8")).astype(np.uint64)

@@ -3,15 +3,15 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 
 # Little endian on every machine, so that a prepared folder can travel.
@@ -39,12 +39,12 @@ class IdRun(NamedTuple):
         array[filled] = self.ids[(starts[:, None] + columns)[filled]]
         return array, int(lengths.sum())
 
-    @classmethod
-    def join(cls, runs: Sequence["IdRun"]) -> "IdRun":
-        """Runs one after another."""
-        ids = np.concatenate([run.ids for run in runs])
-        lengths = np.concatenate([np.diff(run.offsets) for run in runs])
-        return cls(ids, np.concatenate(([0], np.cumsum(lengths))))
+    def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
+        """The sentences for which ``chosen`` (N,) is true."""
+        if chosen.all():
+            return self
+        lengths = np.diff(self.offsets)
+        return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
     @property
     def sentences(self) -> int:
@@ -67,23 +67,21 @@ class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class SideWriter:
     """Appends sentences to the two files of a side; used in a ``with`` statement."""
 
-    def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int, eos_id: int) -> None:
+    def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-        self._pad_id, self._eos_id = pad_id, eos_id
-        self._ids = _HashedFile(folder / f"{side}.ids")
-        self._offsets = _HashedFile(folder / f"{side}.offsets")
+        self._pad_id = pad_id
+        self._ids = HashedFile(folder / f"{side}.ids")
+        self._offsets = HashedFile(folder / f"{side}.offsets")
         self._offsets.write(np.zeros(1, _OFFSET).tobytes())
         self._tokens = 0
         self._sentences_by_length = np.zeros(1, np.int64)
 
-    def append(self, sentences: Sequence[list[int]]) -> None:
-        """Write sentences of ids, each followed by the end of sentence."""
-        lengths = np.array([len(ids) + 1 for ids in sentences], dtype=np.int64)
-        flat = chain.from_iterable((*ids, self._eos_id) for ids in sentences)
-        self._ids.write(np.fromiter(flat, self._dtype, int(lengths.sum())).tobytes())
-        self._offsets.write((self._tokens + np.cumsum(lengths)).astype(_OFFSET).tobytes())
-        self._tokens += int(lengths.sum())
-        counts = np.bincount(lengths, minlength=len(self._sentences_by_length))
+    def append(self, run: IdRun) -> None:
+        """Write sentences, each of which ends with the end of sentence."""
+        self._ids.write(np.ascontiguousarray(run.ids, self._dtype).data)
+        self._offsets.write(np.ascontiguousarray(self._tokens + run.offsets[1:], _OFFSET).data)
+        self._tokens += int(run.offsets[-1])
+        counts = np.bincount(np.diff(run.offsets), minlength=len(self._sentences_by_length))
         counts[: len(self._sentences_by_length)] += self._sentences_by_length
         self._sentences_by_length = counts
 
@@ -120,55 +118,82 @@ class SideReader:
             (self._ids, card.tokens * self._dtype.itemsize),
             (self._offsets, (sentences + 1) * _OFFSET.itemsize),
         ):
-            _check_size(path, size)
+            check_size(path, size)
 
     def read(self, start: int, stop: int) -> IdRun:
         """Sentences from start to stop."""
-        offsets = self._read_offsets(start, stop)
-        first = int(offsets[0])
-        ids = np.fromfile(self._ids, self._dtype, count=int(offsets[-1]) - first, offset=first * self._dtype.itemsize)
-        return IdRun(ids, offsets - first)
+        return self.read_runs([(start, stop)])
+
+    def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
+        """Sentences of several runs (start, stop), one after another."""
+        offsets, lengths = self._read_offsets(runs)
+        ends = np.cumsum([stop - start + 1 for start, stop in runs])
+        starts = ends - [stop - start + 1 for start, stop in runs]
+        ids = _read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
+        return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_lengths(self, start: int, stop: int) -> NDArray[np.int32]:
         """Lengths of the sentences from start to stop, the end of sentence counted."""
-        return np.diff(self._read_offsets(start, stop)).astype(np.int32)
+        return self.read_run_lengths([(start, stop)])
+
+    def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+        """Lengths of the sentences of several runs, one after another."""
+        return self._read_offsets(runs)[1].astype(np.int32)
 
     def verify(self) -> None:
         """Raise TransduceError when a file's content is not what was written."""
-        for path, expected in (
-            (self._ids, self._card.ids_sha256),
-            (self._offsets, self._card.offsets_sha256),
-        ):
-            with path.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
-                    raise TransduceError(f"{path} is not what was prepared (its SHA-256 differs): prepare again.")
+        check_sha256(self._ids, self._card.ids_sha256)
+        check_sha256(self._offsets, self._card.offsets_sha256)
 
-    def _read_offsets(self, start: int, stop: int) -> NDArray[np.int64]:
-        return np.fromfile(self._offsets, _OFFSET, count=stop - start + 1, offset=start * _OFFSET.itemsize)
+    def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each run's offsets, one more than its sentences, and all sentences' lengths."""
+        starts, stops = ([run[side] for run in runs] for side in (0, 1))
+        offsets = _read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
+        between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
+        return offsets, np.delete(np.diff(offsets), between)
 
 
-class _HashedFile:
+def _read_stretches(path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
+    """Numbers of a file from each start to its stop; one file that is read at hundreds of places is opened once."""
+    content = np.empty(sum(stops) - sum(starts), dtype)
+    rest = content.view(np.uint8).data
+    with path.open("rb", buffering=0) as file:
+        for start, stop in zip(starts, stops, strict=True):
+            size = (stop - start) * dtype.itemsize
+            file.seek(start * dtype.itemsize)
+            if size and file.readinto(rest[:size]) != size:
+                raise TransduceError(f"{path} has become shorter while it was read: prepare the corpus again.")
+            rest = rest[size:]
+    return content
+
+
+class HashedFile:
     """A new file that knows its SHA-256 and is on the disk when closed."""
 
     def __init__(self, path: Path) -> None:
+        """Creates the file."""
         self._stream = path.open("wb")
         self._digest = hashlib.sha256()
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes | memoryview) -> None:
+        """Append bytes."""
         self._stream.write(content)
         self._digest.update(content)
 
     @property
     def sha256(self) -> str:
+        """Of what was written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def close(self) -> None:
+        """Flush the file to the disk and close it."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()
 
 
-def _check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> None:
+    """Raise TransduceError when a file is missing or has another size."""
     if not path.is_file():
         raise TransduceError(f"{path} does not exist: the prepared corpus is not whole, prepare it again.")
     if path.stat().st_size != size:
@@ -176,3 +201,9 @@ def _check_size(path: Path, size: int) -> None:
             f"{path} must have {size} bytes, but has {path.stat().st_size}: the prepared corpus is damaged, "
             "prepare it again."
         )
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Raise TransduceError when a file's content is not what was written."""
+    if file_sha256(path) != expected:
+        raise TransduceError(f"{path} is not what was prepared (its SHA-256 differs): prepare again.")

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 CHUNK_PAIRS = 256
 BLOCK_PAIRS = 65_536
 _CHUNKS = 1  # keeps this random order apart from the others
+_HALF = 1 << 31  # makes differences of lengths positive
 
+Run = tuple[int, int]
 Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]
 
@@ -34,7 +36,7 @@ class Blocks:
         self.count = max(1, pairs // BLOCK_PAIRS)
         self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
 
-    def runs(self, block: int) -> list[tuple[int, int]]:
+    def runs(self, block: int) -> list[Run]:
         """The block's pairs as runs (start, stop) of consecutive pairs, in ascending order."""
         chunks = np.sort(self._chunks[block])
         breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
@@ -57,6 +59,18 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
     return np.lexsort((ties, np.where(longer % 2 == 0, difference, -difference), longer))
 
 
+def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
+    """The lengths in the order of ``length_order``, where ties do not show; several times as fast."""
+    longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
+    difference = target_lengths.astype(np.int64) - source_lengths
+    key = longer << 32 | np.where(longer % 2 == 0, difference, -difference) + _HALF
+    key.sort()
+    longer, turned = key >> 32, (key & 0xFFFFFFFF) - _HALF
+    difference = np.where(longer % 2 == 0, turned, -turned)
+    source, target = longer - np.maximum(difference, 0), longer + np.minimum(difference, 0)
+    return source.astype(np.int32), target.astype(np.int32)
+
+
 def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: int, max_padded_tokens: int) -> Indices:
     """Where batches begin and the last one ends, for pairs in the order of their lengths: (batches + 1,).
 
@@ -69,6 +83,8 @@ def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: 
         start = starts[-1]
         stop = int(np.searchsorted(target_before, target_before[start] + batch_tokens, side="right")) - 1
         for lengths in (source_lengths[start:stop], target_lengths[start:stop]):
+            if not len(lengths) or int(lengths.max()) * len(lengths) <= max_padded_tokens:
+                continue  # padding grows with every row, so that none before the last is too much either
             padded = np.maximum.accumulate(lengths.astype(np.int64)) * np.arange(1, len(lengths) + 1)
             stop = min(stop, start + int(np.searchsorted(padded, max_padded_tokens, side="right")))
         starts.append(max(stop, start + 1))

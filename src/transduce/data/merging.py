@@ -1,0 +1,238 @@
+"""Parts of a corpus → the corpus: what pairs decide between them is decided here, and the parts become one.
+
+The result is the same for any number of parts, in whichever processes and on whichever machines they were prepared.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.card import FORMAT_VERSION, HELD_OUT_NAMES, CorpusCard
+from transduce.data.columns import Column
+from transduce.data.holdout import Candidate, choose_held_out, have_held_source, join_candidates
+from transduce.data.idfiles import SideWriter
+from transduce.data.parts import Part, TakenBlock
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.text import FilterReport, Tokenizer
+from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
+
+# Duplicates are looked for among the pairs whose digests have the same lowest bits, to need little memory.
+_DIGEST_CLASSES = 16  # a power of 2
+
+Chosen = NDArray[np.bool_]
+
+
+def merge_parts(
+    parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
+) -> CorpusCard:
+    """Write the corpus that the parts make up, all but its card, into a folder.
+
+    ``report_progress`` is told now and then how many pairs were written. Raises TransduceError when the parts are not
+    all of one corpus, or no pair is left.
+    """
+    check_parts(parts)
+    return _Merging(parts).write(tokenizer, folder, report_progress)
+
+
+def check_parts(parts: Sequence[Part]) -> None:
+    """Raise TransduceError unless the parts were prepared alike and hold each block of one corpus once."""
+    first = parts[0]
+    for part in parts[1:]:
+        for what, one, other in _alike(first, part):
+            if one != other:
+                raise TransduceError(
+                    f"Parts of one corpus must be prepared alike, but {first.folder} and {part.folder} have different "
+                    f"{what}{_shown(one, other)}: prepare one of them again."
+                )
+    owners: dict[int, Part] = {}
+    for part in parts:
+        for block in part.card.taken:
+            other_part = owners.setdefault(block.number, part)
+            if other_part is not part:
+                raise TransduceError(
+                    f"Parts must not overlap, but {other_part.folder} and {part.folder} both hold the pairs from "
+                    f"{block.path}:{block.first_line} on: leave one of them out."
+                )
+    if len(owners) < first.card.blocks:
+        raise TransduceError(_incomplete(parts, first.card.blocks - len(owners)))
+
+
+def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
+    given = sorted({part.card.request.shard for part in parts})
+    counts = {count for _, count in given}
+    names = ", ".join(f"{number}/{count}" for number, count in given)
+    if len(counts) > 1:
+        lack = f"{missing_blocks} blocks of its pairs are in none of these shards"
+    else:
+        (count,) = counts
+        missing = [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in given]
+        lack = f"{', '.join(missing) or 'a part of a shard'} {'are' if len(missing) > 1 else 'is'} not among these"
+    return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
+
+
+def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
+    """What must be equal, in words."""
+    yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
+    yield "files", one.card.request.files, other.card.request.files
+    yield "filters", one.card.request.filters, other.card.request.filters
+    yield "rules for holding out", one.card.request.hold_out, other.card.request.hold_out
+    yield "numbers of lines", one.card.pairs, other.card.pairs
+
+
+def _shown(one: object, other: object) -> str:
+    return f" ({one:,} and {other:,})" if isinstance(one, int) and isinstance(other, int) else ""
+
+
+class _Segment(NamedTuple):
+    """The kept pairs of a block: where they stand in their part, and where among those of all parts."""
+
+    block: TakenBlock
+    part: Part
+    start: int
+    stop: int
+    first: int
+
+
+class _Merging:
+    """All kept pairs of all parts, numbered in the order of the corpus, and which of them stay."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._request = parts[0].card.request
+        self._segments = list(_in_order(parts))
+        self._report = _sum_reports(parts)
+        self._stays = np.ones(sum(part.kept for part in parts), bool)
+        self._held: list[Candidate] = []
+
+    def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
+        """Decide, and write what stays."""
+        if self._request.filters.drop_duplicates:
+            self._drop_duplicates()
+        if self._request.hold_out is not None:
+            self._hold_out()
+        self._report.kept = int(self._stays.sum())
+        if not self._report.kept:
+            raise TransduceError(_nothing_left(self._report, self._request.files.source[0]))
+        self._write_held_out(folder)
+        sides = {"source": tokenizer.source, "target": tokenizer.target}
+        source_writer, target_writer = (
+            SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id) for side, it in sides.items()
+        )
+        with source_writer, target_writer:
+            for segment in self._segments:
+                stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
+                source, target = segment.part.read(segment.start, segment.stop)
+                source_writer.append(source.select(stays))
+                target_writer.append(target.select(stays))
+                if report_progress is not None:
+                    report_progress(segment.first + len(stays))
+        return CorpusCard(
+            format_version=FORMAT_VERSION,
+            pairs=self._report.kept,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            source=source_writer.card(),
+            target=target_writer.card(),
+            filters=self._report,
+        )
+
+    def _drop_duplicates(self) -> None:
+        digests = self._column("digests")
+        repeats = np.zeros(len(digests), bool)
+        for remainder in range(_DIGEST_CLASSES):
+            members = np.flatnonzero(digests & np.uint64(_DIGEST_CLASSES - 1) == remainder)
+            _, firsts = np.unique(digests[members], return_index=True)
+            repeats[np.delete(members, firsts)] = True
+        self._drop(DUPLICATE, repeats)
+
+    def _hold_out(self) -> None:
+        """Take the pairs to validate on out of the corpus, and the others of their sources too."""
+        assert self._request.hold_out is not None
+        keys = self._column("keys")
+        failed = sum(self._report.dropped[reason] for reason in (TOO_LONG, RATIO))
+        candidates = join_candidates(part.card.candidates for part in self._parts)
+        remaining = keys[self._stays]
+        held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
+        taken = self._stays & have_held_source(keys, held)
+        self._held = [candidate for candidate in held if candidate.kept]
+        self._report.held_out = len(self._held)
+        firsts = [self._number(candidate.block, candidate.row) for candidate in self._held]
+        self._stays[firsts] = False
+        taken[firsts] = False
+        self._drop(HELD_OUT, taken)
+
+    def _drop(self, reason: str, dropped: Chosen) -> None:
+        self._stays &= ~dropped
+        self._report.dropped[reason] = int(dropped.sum())
+        if dropped.any():
+            self._report.examples[reason] = self._place(int(dropped.argmax()))
+
+    @cached_property
+    def _rows(self) -> NDArray[np.unsignedinteger]:
+        """The row of each pair in its block."""
+        return self._column("rows")
+
+    def _column(self, name: Column) -> NDArray[np.unsignedinteger]:
+        """A column of all pairs."""
+        columns = {id(part): part.column(name) for part in self._parts}
+        return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
+
+    def _number(self, block: int, row: int) -> int:
+        """The number of the pair that stands in a row of a block."""
+        segment = self._segments[block]
+        rows = self._rows[segment.first : segment.first + segment.stop - segment.start]
+        return segment.first + int(np.searchsorted(rows, row))
+
+    def _place(self, number: int) -> str:
+        """File and line of a pair."""
+        firsts = [segment.first for segment in self._segments]
+        segment = self._segments[int(np.searchsorted(firsts, number, side="right")) - 1]
+        return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
+
+    def _write_held_out(self, folder: Path) -> None:
+        if self._held:
+            sides = ([held.source for held in self._held], [held.target for held in self._held])
+            for name, texts in zip(HELD_OUT_NAMES, sides, strict=True):
+                write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
+
+
+def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
+    """The blocks of all parts in the order of the corpus."""
+    found = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
+    first = 0
+    for block, part, start, stop in sorted(found, key=lambda it: it[0].number):
+        yield _Segment(block, part, start, stop, first)
+        first += stop - start
+
+
+def _sum_reports(parts: Sequence[Part]) -> FilterReport:
+    """What the parts read and dropped, with the first example of each reason."""
+    report = FilterReport()
+    counts: Counter[str] = Counter()
+    first: dict[str, tuple[int, int]] = {}
+    blocks = {block.number: block for part in parts for block in part.card.taken}
+    for card in (part.card for part in parts):
+        report.read += card.read
+        report.carriage_returns += card.carriage_returns
+        report.byte_order_marks += card.byte_order_marks
+        counts.update(card.dropped)
+        for reason, place in card.first_dropped.items():
+            first[reason] = min(place, first.get(reason, place))
+    report.dropped.update(counts)
+    for reason in filter(first.__contains__, report.dropped):
+        block, row = blocks[first[reason][0]], first[reason][1]
+        report.examples[reason] = f"{block.path}:{block.first_line + row}"
+    return report
+
+
+def _nothing_left(report: FilterReport, path: str) -> str:
+    counts = ", ".join(f"{count} for {reason}" for reason, count in report.dropped.items() if count) or "none"
+    return (
+        f"No pair of {path} is left to train on: of {report.read} read, the filters dropped {counts} and "
+        f"{report.held_out} are held out; check the files or change `filters`."
+    )

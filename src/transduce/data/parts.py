@@ -1,0 +1,254 @@
+"""A part of a corpus, filtered and cut into pieces by one process, on this machine or another.
+
+A part takes every n-th block of the corpus. It decides all that a pair decides by itself, and writes down what the
+decisions between pairs need; those are taken where parts are merged.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.columns import Column, ColumnCard, ColumnWriter
+from transduce.data.encoding import SentenceEncoder
+from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
+from transduce.data.idfiles import IdRun, SideCard, SideReader, SideWriter
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.text import CorpusFiles, FilterSettings, Tokenizer
+from transduce.text.corpus import PairBlock, PairReader
+from transduce.text.filters import PairFilter, pair_digest
+
+FORMAT_VERSION = 1
+CARD_NAME = "part.json"
+
+
+class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to prepare: every n-th block for the shard of a machine, and of these every m-th for one of its workers."""
+
+    files: CorpusFiles
+    filters: FilterSettings
+    hold_out: HoldOutSettings | None = None
+    # Number and count, both from 1: (2, 4) is the second of four.
+    shard: tuple[int, int] = (1, 1)
+    worker: tuple[int, int] = (1, 1)
+
+    def takes(self, block: int) -> bool:
+        """Whether a block of this number belongs to the part."""
+        (shard, shards), (worker, workers) = self.shard, self.worker
+        return block % shards == shard - 1 and block // shards % workers == worker - 1
+
+
+class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A block of a part, and how many of its pairs were kept."""
+
+    number: int
+    path: str
+    first_line: int
+    kept: int
+
+
+class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What part.json says of the files beside it."""
+
+    format_version: int
+    request: PartRequest
+    tokenizer_fingerprint: str
+    # Blocks and pairs of the whole corpus, which every part counts.
+    blocks: int
+    pairs: int
+    taken: list[TakenBlock]
+    # Pairs of this part, and those that were dropped, by reason.
+    read: int
+    dropped: dict[str, int]
+    # For each reason the block of the first pair that was dropped, and its row in it.
+    first_dropped: dict[str, tuple[int, int]]
+    carriage_returns: int
+    byte_order_marks: int
+    candidates: list[Candidate]
+    source: SideCard
+    target: SideCard
+    # What the merging needs to know of each kept pair.
+    columns: dict[Column, ColumnCard]
+
+
+class Kept(NamedTuple):
+    """The pairs of a block that were kept."""
+
+    source: IdRun
+    target: IdRun
+    columns: dict[Column, NDArray[np.unsignedinteger]]
+
+
+def write_part(
+    request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
+) -> PartCard:
+    """Prepare a part into a new folder.
+
+    ``report_progress`` is told after each block how many pairs of the part were read. Raises TransduceError as reading
+    does.
+    """
+    folder.mkdir(parents=True)
+    preparation = _Preparation(request, tokenizer)
+    reader = PairReader(request.files, wanted=request.takes)
+    sides = {"source": tokenizer.source, "target": tokenizer.target}
+    with ExitStack() as stack:
+        source, target = (
+            stack.enter_context(SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id))
+            for side, it in sides.items()
+        )
+        columns = {name: stack.enter_context(ColumnWriter(folder, name)) for name in preparation.column_names()}
+        for block in reader:
+            kept = preparation.take(block)
+            source.append(kept.source)
+            target.append(kept.target)
+            for name, values in kept.columns.items():
+                columns[name].append(values)
+            if report_progress is not None:
+                report_progress(preparation.read)
+    card = PartCard(
+        format_version=FORMAT_VERSION,
+        request=request,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        blocks=reader.blocks,
+        pairs=reader.pairs,
+        taken=preparation.taken,
+        read=preparation.read,
+        dropped=dict(preparation.dropped),
+        first_dropped=preparation.first_dropped,
+        carriage_returns=reader.notes.carriage_returns,
+        byte_order_marks=reader.notes.byte_order_marks,
+        candidates=preparation.candidates(),
+        source=source.card(),
+        target=target.card(),
+        columns={name: column.card() for name, column in columns.items()},
+    )
+    write_file(folder / CARD_NAME, msgspec.json.encode(card))
+    return card
+
+
+class _Preparation:
+    """What is read, dropped and kept, block by block."""
+
+    def __init__(self, request: PartRequest, tokenizer: Tokenizer) -> None:
+        self.read = 0
+        self.dropped: Counter[str] = Counter()
+        self.first_dropped: dict[str, tuple[int, int]] = {}
+        self.taken: list[TakenBlock] = []
+        self._request = request
+        self._filter = PairFilter(request.filters)
+        self._hold_out = HoldOut(request.hold_out) if request.hold_out is not None else None
+        self._source = SentenceEncoder(tokenizer.source)
+        self._target = self._source if tokenizer.joint else SentenceEncoder(tokenizer.target)
+
+    def column_names(self) -> list[Column]:
+        """The columns that this preparation has."""
+        keys: list[Column] = ["keys"] if self._hold_out is not None else []
+        digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []
+        rows: list[Column] = ["rows"] if keys or digests else []
+        return rows + keys + digests
+
+    def candidates(self) -> list[Candidate]:
+        """What may be held out."""
+        return self._hold_out.candidates() if self._hold_out is not None else []
+
+    def take(self, block: PairBlock) -> Kept:
+        """Filter a block and cut it into pieces."""
+        self.read += len(block.sources)
+        rows = self._rows_by_text(block)
+        sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
+        source, target = self._source.encode(sources), self._target.encode(targets)
+        kept = self._by_length(block.number, rows, source, target)
+        columns: dict[Column, NDArray[np.unsignedinteger]] = {}
+        if self._hold_out is not None:
+            keys = source_keys(sources)
+            self._hold_out.offer(block, rows, keys, kept)
+            columns["keys"] = keys[kept]
+        if self._request.filters.drop_duplicates:
+            digests = b"".join(map(pair_digest, sources, targets))
+            columns["digests"] = np.frombuffer(digests, np.dtype("<u8"))[kept]
+        if columns:
+            columns["rows"] = np.array(rows, np.uint16)[kept]
+        self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum())))
+        return Kept(source.select(kept), target.select(kept), columns)
+
+    def _rows_by_text(self, block: PairBlock) -> list[int]:
+        """The rows whose text passes."""
+        reasons = list(map(self._filter.text_reason, block.sources, block.targets))
+        for row, reason in enumerate(reasons):
+            if reason is not None:
+                self._drop(reason, block.number, row)
+        return [row for row, reason in enumerate(reasons) if reason is None]
+
+    def _by_length(self, block: int, rows: list[int], source: IdRun, target: IdRun) -> NDArray[np.bool_]:
+        """Which of these rows have lengths that pass; few lengths occur, so each two are judged only once."""
+        # The end of sentence does not count.
+        lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
+        distinct, which = np.unique(lengths[0] << 32 | lengths[1], return_inverse=True)
+        reasons = [self._filter.length_reason(both >> 32, both & 0xFFFFFFFF) for both in distinct.tolist()]
+        kept = np.array([reason is None for reason in reasons], bool)[which]
+        for index in np.flatnonzero(~kept).tolist():
+            self._drop(str(reasons[which[index]]), block, rows[index])
+        return kept
+
+    def _drop(self, reason: str, block: int, row: int) -> None:
+        self.dropped[reason] += 1
+        place = (block, row)
+        self.first_dropped[reason] = min(place, self.first_dropped.get(reason, place))
+
+
+class Part:
+    """A part on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises TransduceError when the folder is no part, or not whole."""
+        self.folder = folder
+        self.card = _read_card(folder / CARD_NAME)
+        self.kept = sum(block.kept for block in self.card.taken)
+        self._source = SideReader(folder, "source", self.card.source, self.kept)
+        self._target = SideReader(folder, "target", self.card.target, self.kept)
+        for name, card in self.card.columns.items():
+            card.check_size(folder, name, self.kept)
+
+    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
+        """Ids of the kept pairs from start to stop: sources and targets."""
+        return self._source.read(start, stop), self._target.read(start, stop)
+
+    def column(self, name: Column) -> NDArray[np.unsignedinteger]:
+        """A column of all kept pairs."""
+        return self.card.columns[name].read(self.folder, name)
+
+    def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
+        """Each block, and where its kept pairs stand among those of the part."""
+        start = 0
+        for block in self.card.taken:
+            yield block, start, start + block.kept
+            start += block.kept
+
+    def verify(self) -> None:
+        """Read the files and raise TransduceError when their content is not what was written."""
+        self._source.verify()
+        self._target.verify()
+        for name, card in self.card.columns.items():
+            card.verify(self.folder, name)
+
+
+def _read_card(path: Path) -> PartCard:
+    try:
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("format_version")
+        if version is None or bytes(version) != str(FORMAT_VERSION).encode():
+            found = "none" if version is None else bytes(version).decode()
+            raise TransduceError(
+                f"{path} has format {found}, but this version reads format {FORMAT_VERSION}: prepare it again."
+            )
+        return msgspec.json.decode(content, type=PartCard)
+    except (FileNotFoundError, NotADirectoryError):
+        raise TransduceError(f"{path} does not exist: {path.parent} holds no part of a corpus.") from None
+    except msgspec.DecodeError as error:
+        raise TransduceError(f"{path} is not a part's description ({error}): prepare it again.") from None

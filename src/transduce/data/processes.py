@@ -1,0 +1,138 @@
+"""Parts of a corpus, prepared by several processes of this machine at once.
+
+Each process is a fresh interpreter that runs `part_process`: it reads its task from standard input, and writes how far
+it is to standard output, a line a block. So a program that prepares a corpus needs no guard against being imported
+again, and nothing is unpickled.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from transduce.data.parts import PartRequest, write_part
+from transduce.errors import TransduceError
+from transduce.text import Tokenizer
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told."""
+
+    request: PartRequest
+    tokenizer: str
+    folder: str
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What it says: how many pairs it has read, or what the user must mend."""
+
+    read: int = 0
+    mistake: str | None = None
+
+
+def write_parts(
+    request: PartRequest,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    workers: int,
+    report_progress: Callable[[int], None] | None = None,
+) -> list[Path]:
+    """Prepare what is requested as one part a worker, in subfolders of a new folder; returns these.
+
+    Raises TransduceError as reading does, or when a process was killed.
+    """
+    if workers < 1:
+        raise TransduceError(f"`workers` must be at least 1, but is {workers}.")
+    folder.mkdir(parents=True)
+    folders = [folder / str(worker) for worker in range(workers)]
+    if workers == 1:
+        write_part(request, tokenizer, folders[0], report_progress)
+        return folders
+    tokenizer.save(folder / "tokenizer")
+    tasks = [
+        Task(
+            request=msgspec.structs.replace(request, worker=(worker + 1, workers)),
+            tokenizer=str(folder / "tokenizer"),
+            folder=str(part),
+        )
+        for worker, part in enumerate(folders)
+    ]
+    _Team(report_progress).work(tasks)
+    shutil.rmtree(folder / "tokenizer")
+    return folders
+
+
+class _Team:
+    """The processes at work; the first mistake ends them all."""
+
+    def __init__(self, report_progress: Callable[[int], None] | None) -> None:
+        self._report_progress = report_progress
+        self._progress_lock = threading.Lock()
+        self._read: dict[int, int] = {}
+        self._mistakes: list[str] = []
+
+    def work(self, tasks: list[Task]) -> None:
+        """Do all tasks."""
+        processes = [_start(task) for task in tasks]
+        try:
+            listeners = [
+                threading.Thread(target=self._listen, args=(number, process, processes), daemon=True)
+                for number, process in enumerate(processes)
+            ]
+            for listener in listeners:
+                listener.start()
+            for listener in listeners:
+                listener.join()
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                _stream(process.stdout).close()
+        if self._mistakes:
+            raise TransduceError(self._mistakes[0])
+
+    def _listen(self, number: int, process: subprocess.Popen[bytes], team: list[subprocess.Popen[bytes]]) -> None:
+        for line in _stream(process.stdout):
+            news = msgspec.json.decode(line, type=News)
+            if news.mistake is not None:
+                self._mistakes.append(news.mistake)
+            with self._progress_lock:
+                self._read[number] = news.read
+                if self._report_progress is not None and news.mistake is None:
+                    self._report_progress(sum(self._read.values()))
+        if process.wait() != 0:
+            self._mistakes.append(
+                f"A process that prepared a part of the corpus ended with status {process.returncode}: if memory ran "
+                "out, use fewer workers."
+            )
+            for other in team:
+                other.kill()
+
+
+def _start(task: Task) -> subprocess.Popen[bytes]:
+    """A process that knows its task; the package is found where this one was."""
+    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transduce.data.part_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    stdin = _stream(process.stdin)
+    stdin.write(msgspec.json.encode(task))
+    stdin.close()
+    return process
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream

@@ -1,0 +1,232 @@
+"""Two stretches of text a row, with pieces hidden: what BERT is pretrained on (Devlin et al. 2019, section 3.1).
+
+Half of the second stretches follow the first ones in the text, the others stand somewhere else. A row is
+[CLS] first [SEP] second [SEP]. Batches are a pure function of (text, seed, epoch, position).
+Legend: B rows, L pieces of a row, N sentences of the text.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch
+from transduce.data.masking import Ids, MaskingSettings, draw_uniform, mask_pieces
+from transduce.data.order import permutation
+from transduce.errors import TransduceError
+from transduce.text.marks import Marks
+
+# Keys that keep the random numbers apart, from each other and from those of other modules.
+_ROW_ORDER, _OFFSET, _STRETCHES, _MASKING = 31, 32, 33, 34
+# [CLS], and [SEP] after each stretch.
+_SPECIALS = 3
+
+
+class SentenceStore(NamedTuple):
+    """A text of documents: all sentences' pieces in a row. An empty sentence ends a document."""
+
+    ids: NDArray[np.unsignedinteger]
+    """Each sentence's pieces with an end symbol, in memory or mapped into it."""
+    offsets: NDArray[np.int64]
+    """Where each sentence begins, and the last one ends, (N + 1,)."""
+
+    @property
+    def lengths(self) -> Ids:
+        """(N,) pieces of each sentence, without the end symbol."""
+        return np.diff(self.offsets) - 1
+
+    def read(self, start: int, stop: int) -> Ids:
+        """The pieces of sentences from start to stop, without end symbols."""
+        parts = [self.ids[self.offsets[n] : self.offsets[n + 1] - 1] for n in range(start, stop)]
+        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+    def part(self, start: int, stop: int) -> "SentenceStore":
+        """The sentences from start to stop as a text of their own."""
+        return SentenceStore(self.ids, self.offsets[start : stop + 1])
+
+
+class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows are made of a text."""
+
+    length: int
+    """Pieces of a row at most, special ones included: L."""
+    rows: int
+    """Rows of a batch: B."""
+    seed: int
+    next_sentence: bool = True
+    """Two stretches a row; otherwise one, as RoBERTa has it."""
+    masking: MaskingSettings = MaskingSettings()
+    pad_id: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SentencePairBatch(Batch):
+    """A batch whose source is what the model reads and whose target is what is hidden in it, padding elsewhere."""
+
+    # (B, L): 0 in the first stretch, 1 in the second one.
+    token_types: NDArray[np.int64]
+    # (B,): whether the second stretch follows the first one in the text; empty where there is one stretch.
+    follows: NDArray[np.int64]
+
+
+class _Row(NamedTuple):
+    ids: Ids
+    token_types: Ids
+    follows: bool
+
+
+class SentencePairPlan:
+    """All batches of all epochs, each reachable at once. An epoch reads the text once, beginning somewhere else."""
+
+    def __init__(
+        self,
+        text: SentenceStore,
+        marks: Marks,
+        settings: PairSettings,
+        ordinary: Ids,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """Counts the batches of an epoch.
+
+        Args:
+            text: sentences in their order.
+            marks: the special pieces.
+            settings: how rows are made.
+            ordinary: the pieces that hidden ones are replaced by at random.
+            share: (r, n): every n-th row of a batch, from the r-th on.
+
+        Raises:
+            TransduceError: there are fewer than four sentences, so that no stretch could stand somewhere else.
+        """
+        self._text, self._marks, self._settings, self._ordinary, self._share = text, marks, settings, ordinary, share
+        self._lengths = text.lengths
+        self._filled = np.flatnonzero(self._lengths > 0)
+        if len(self._filled) < 4:
+            raise TransduceError(
+                f"Pretraining needs running text of four sentences at least, but has {len(self._filled)}: give more text."
+            )
+        # The offset decides where stretches are cut, and so how many there are; the fewest of all is what an epoch has.
+        self._documents = np.cumsum(self._lengths == 0)
+        self._before = np.concatenate(([0], np.cumsum(self._lengths)))[:-1]
+        self.rows = len(self._cut(0)[0])
+        self._epoch: tuple[int, tuple[Ids, Ids], Ids] | None = None
+
+    @property
+    def _room(self) -> int:
+        """Pieces of text in a row."""
+        return self._settings.length - _SPECIALS + (not self._settings.next_sentence)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.rows // self._settings.rows)
+
+    def batch(self, epoch: int, position: int) -> SentencePairBatch:
+        """The batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
+        seed, size = self._settings.seed, self._settings.rows
+        (first, stop), order = self._laid_out(epoch)
+        chosen = order[position * size : (position + 1) * size]
+        draws = draw_uniform((3, len(chosen)), seed, _STRETCHES, epoch, position)
+        hiding = draw_uniform((3, len(chosen), self._settings.length), seed, _MASKING, epoch, position)
+        own = np.arange(len(chosen))[self._share[0] :: self._share[1]]
+        shown = own if len(own) else np.zeros(1, np.int64)
+        rows = [self._row(int(first[chosen[n]]), int(stop[chosen[n]]), draws[:, n]) for n in shown]
+        return self._assemble(rows, hiding[:, shown], chosen[own])
+
+    def largest(self) -> SentencePairBatch:
+        """A batch as large as any, of an id without meaning."""
+        size = (min(self._settings.rows, self.rows), self._settings.length)
+        ids = np.full(size, self._ordinary[0], np.int64)
+        labels = np.where(np.arange(size[1]) < max(1, round(size[1] * self._settings.masking.share)), ids, 0)
+        follows = np.zeros(size[0] * self._settings.next_sentence, np.int64)
+        return SentencePairBatch(
+            ids, labels, np.full(size[0], -1), ids.size, int((labels > 0).sum()), np.zeros_like(ids), follows
+        )
+
+    def _laid_out(self, epoch: int) -> tuple[tuple[Ids, Ids], Ids]:
+        """Where the stretches of an epoch's rows begin and end, and the order of the rows."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            seed = self._settings.seed
+            offset = int(permutation(self._room, seed, _OFFSET, epoch)[0]) if epoch else 0
+            cut = self._cut(offset)
+            order = permutation(len(cut[0]), seed, _ROW_ORDER, epoch)
+            # Every epoch has as many rows as the first: a few are left out or come twice.
+            self._epoch = epoch, cut, np.resize(order, self.rows)
+        return self._epoch[1:]
+
+    def _cut(self, offset: int) -> tuple[Ids, Ids]:
+        """Runs of sentences (start, stop) of about a row's length, none across documents."""
+        filled = self._filled
+        place = (self._before[filled] + offset) // self._room
+        is_new = np.ones(len(filled), bool)
+        is_new[1:] = (np.diff(place) > 0) | (np.diff(self._documents[filled]) > 0)
+        starts = np.flatnonzero(is_new)
+        return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
+
+    def _row(self, start: int, stop: int, draw: NDArray[np.float64]) -> _Row:
+        """One row of the sentences from start to stop."""
+        if not self._settings.next_sentence:
+            ids = self._framed([self._text.read(start, stop)[: self._room]])
+            return _Row(ids, np.zeros_like(ids), follows=True)
+        middle, stop = self._split(start, stop, draw[0])
+        follows = bool(draw[1] < 0.5) and stop > middle
+        second = (middle, stop) if follows else self._elsewhere(start, stop, max(1, stop - middle), draw[2])
+        one, two = self._trimmed(self._text.read(start, middle), self._text.read(*second))
+        types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
+        return _Row(self._framed([one, two]), types, follows)
+
+    def _split(self, start: int, stop: int, draw: float) -> tuple[int, int]:
+        """Where the second stretch begins and ends. A single sentence is followed by the next one, if there is any."""
+        if stop - start > 1:
+            return start + 1 + int(draw * (stop - start - 1)), stop
+        follows = stop < len(self._lengths) and self._lengths[stop] > 0
+        return stop, stop + int(follows)
+
+    def _elsewhere(self, start: int, stop: int, count: int, draw: float) -> tuple[int, int]:
+        """As many sentences of another place of the text, as far as its document goes."""
+        before, after = np.searchsorted(self._filled, (start, stop))
+        others = len(self._filled) - (after - before)
+        if not others:
+            return start, start
+        drawn = int(draw * others)
+        first = int(self._filled[drawn if drawn < before else drawn + after - before])
+        last = first + 1
+        while last < min(first + count, len(self._lengths)) and self._lengths[last] > 0 and last != start:
+            last += 1
+        return first, last
+
+    def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
+        """Both stretches in the room that there is: the end of the first, the beginning of the second."""
+        kept = max(self._room // 2, self._room - len(two))
+        one = one[-kept:]
+        return one, two[: self._room - len(one)]
+
+    def _framed(self, stretches: list[Ids]) -> Ids:
+        parts: list[Ids] = [np.array([self._marks.cls])]
+        for stretch in stretches:
+            parts += [stretch, np.array([self._marks.sep])]
+        return np.concatenate(parts)
+
+    def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids) -> SentencePairBatch:
+        """Rows padded to the longest one, with pieces hidden; a process without rows has one that counts nothing."""
+        pad = self._settings.pad_id
+        width = max(len(row.ids) for row in rows)
+        ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))
+        for number, row in enumerate(rows):
+            ids[number, : len(row.ids)], types[number, : len(row.ids)] = row.ids, row.token_types
+        special = np.isin(ids, (pad, self._marks.cls, self._marks.sep, self._marks.mask))
+        masked = mask_pieces(
+            ids,
+            ~special,
+            hiding[:, :, :width],
+            self._settings.masking,
+            mask_id=self._marks.mask,
+            pad_id=pad,
+            ordinary=self._ordinary,
+        )
+        labels = masked.labels if len(indices) else np.full_like(ids, pad)
+        follows = np.array([row.follows for row in rows[: len(indices)]] * self._settings.next_sentence, np.int64)
+        return SentencePairBatch(
+            masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows
+        )

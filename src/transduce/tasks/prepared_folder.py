@@ -1,0 +1,84 @@
+"""The folder that `transduce prepare` writes: a tokenizer, the corpus cut by it, and what both were made of."""
+
+from pathlib import Path
+
+import msgspec
+
+from transduce.data.card import CARD_NAME
+from transduce.data.prepared import PreparedCorpus
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.text.corpus import CorpusFiles
+from transduce.text.filters import FilterSettings
+from transduce.text.model_proto import PieceType, is_bpe, is_by_character, read_pieces
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+
+CORPUS_FOLDER = "corpus"
+PREPARED_NAME = "prepared.json"
+_FORMAT_VERSION = 1
+
+
+class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the corpus was made of."""
+
+    format_version: int = _FORMAT_VERSION
+    files: CorpusFiles
+    filters: FilterSettings
+
+
+def write_prepared_card(folder: Path, files: CorpusFiles, filters: FilterSettings) -> None:
+    """Write prepared.json."""
+    card = PreparedCard(files=files, filters=filters)
+    write_file(folder / PREPARED_NAME, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+
+
+def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, PreparedCorpus]:
+    """Open what `transduce prepare` wrote.
+
+    Raises:
+        TransduceError: it is something else, of another format, or damaged.
+    """
+    card = _read_card(folder)
+    tokenizer = Tokenizer.load(folder)
+    return card, tokenizer, PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
+
+
+def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
+    """How a tokenizer cuts, read from its own files; they do not tell which share of the characters it covers."""
+    model = tokenizer.source.model_bytes
+    pieces = read_pieces(model)
+    return TokenizerSettings(
+        kind="bpe" if is_bpe(model) else "character" if is_by_character(model) else "unigram",
+        vocabulary_size=tokenizer.source.size,
+        joint=tokenizer.joint,
+        byte_fallback=any(piece.type is PieceType.BYTE for piece in pieces),
+        nfc=tokenizer.source.nfc,
+        user_symbols=tuple(piece.text for piece in pieces if piece.type is PieceType.USER_DEFINED),
+    )
+
+
+def _read_card(folder: Path) -> PreparedCard:
+    path = folder / PREPARED_NAME
+    try:
+        card = msgspec.json.decode(path.read_bytes(), type=PreparedCard)
+    except (FileNotFoundError, NotADirectoryError):
+        raise TransduceError(_not_prepared(folder)) from None
+    except msgspec.DecodeError as error:
+        raise TransduceError(f"{path} does not describe a prepared corpus ({error}): prepare it again.") from None
+    if card.format_version != _FORMAT_VERSION:
+        raise TransduceError(
+            f"{path} has format {card.format_version}, but this version reads format {_FORMAT_VERSION}: prepare again."
+        )
+    return card
+
+
+def _not_prepared(folder: Path) -> str:
+    if (folder / "parts").is_dir():
+        return (
+            f"{folder} is one shard of a corpus, and cannot be trained on alone: "
+            "merge all shards with `transduce prepare --merge`."
+        )
+    if (folder / CARD_NAME).exists():
+        return f"{folder} holds a corpus without its tokenizer: name the folder that `transduce prepare --out` wrote."
+    return f"{folder / PREPARED_NAME} does not exist: {folder} was not written by `transduce prepare`."

@@ -1,0 +1,273 @@
+"""`transduce prepare`: a corpus ahead of training, in one go or in shards on several machines."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.data.holdout import HoldOutSettings
+from transduce.data.merging import check_parts
+from transduce.data.parts import Part, PartRequest
+from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
+from transduce.data.processes import write_parts
+from transduce.data.replacing import new_folder
+from transduce.errors import TransduceError
+from transduce.tasks.corpus import choose_workers, learn_tokenizer, measure, training_files
+from transduce.tasks.preparation_bar import PreparationBar
+from transduce.tasks.prepared_folder import CORPUS_FOLDER, PREPARED_NAME, write_prepared_card
+from transduce.tasks.resolve import Account, resolve_tokenizer
+from transduce.tasks.settings import Settings, make_settings
+from transduce.text.corpus import CorpusFiles
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import CorpusSize
+from transduce.training.events import ProgressDisplay
+
+PARTS_FOLDER = "parts"
+_TOKENIZER_CARD = "tokenizer_settings.json"
+_A_PREPARED_CORPUS = "a prepared corpus"
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for."""
+
+    settings: Mapping[str, Any]
+    """Nested, by the names of a settings file; of its tables `data` and `tokenizer` count."""
+    out: Path
+    tokenizer: Path | None = None
+    """A folder with a tokenizer; where there is none, one is learnt."""
+    shard: tuple[int, int] = (1, 1)
+    """Number and count, from 1."""
+    workers: int | None = None
+    """Processes; by cores and pairs where nothing is said."""
+    hold_out: bool = True
+    """Whether a part is held out to validate on, where the settings name no dev set."""
+
+
+class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out."""
+
+    folder: str
+    vocabulary_size: int
+    pairs: int
+    held_out: int
+    source_tokens: int
+    target_tokens: int
+    mean_source_length: float
+    """In pieces, the end of sentence counted."""
+    mean_target_length: float
+    elapsed_seconds: float
+    pairs_per_second: float
+    """Pairs that were read in a second of it, the learning of a vocabulary counted."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.folder}: {self.pairs:,} pairs ({self.held_out:,} more are held out), {self.source_tokens:,} source "
+            f"and {self.target_tokens:,} target tokens of a vocabulary of {self.vocabulary_size:,}, in "
+            f"{self.elapsed_seconds:,.1f} s ({self.pairs_per_second:,.0f} pairs/s)."
+        )
+
+
+class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of one shard: what pairs decide between them is still open."""
+
+    folder: str
+    shard: str
+    pairs: int
+    elapsed_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.folder}: shard {self.shard}, {self.pairs:,} pairs in {self.elapsed_seconds:,.1f} s. "
+            "Merge all shards with `transduce prepare --merge`."
+        )
+
+
+class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of learning a vocabulary alone."""
+
+    folder: str
+    vocabulary_size: int
+    elapsed_seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} pieces, in {self.elapsed_seconds:,.1f} s."
+
+
+def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
+    """Learn the vocabulary that training would learn, and nothing else.
+
+    Raises:
+        TransduceError: settings or files are not what they should be.
+    """
+    started_at = time.monotonic()
+    settings = make_settings(request.settings)
+    files = training_files(settings.data)
+    size = measure(files)
+    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial:
+        tokenizer = _learn(files, size, settings, partial, ProgressDisplay())
+    return TokenizerReport(
+        folder=str(request.out),
+        vocabulary_size=tokenizer.source.size,
+        elapsed_seconds=time.monotonic() - started_at,
+    )
+
+
+def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
+    """Prepare a whole corpus; a folder that was prepared before is replaced when all is done.
+
+    Raises:
+        TransduceError: settings or files are not what they should be, or no pair is left.
+    """
+    started_at, display = time.monotonic(), ProgressDisplay()
+    settings, files, hold_out = _understand(request)
+    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
+        size = measure(files)
+        if request.tokenizer is None:
+            tokenizer = _learn(files, size, settings, partial, display)
+        else:
+            tokenizer = _given_tokenizer(request.tokenizer, settings)
+            tokenizer.save(partial)
+        with PreparationBar(display.console, size.pairs) as bar:
+            corpus = prepare(
+                files,
+                tokenizer,
+                settings.data.filters,
+                partial / CORPUS_FOLDER,
+                hold_out=hold_out,
+                workers=request.workers or choose_workers(size.pairs),
+                report_progress=bar,
+            )
+        write_prepared_card(partial, files, settings.data.filters)
+        return _report(request.out, tokenizer, corpus, started_at, display)
+
+
+def prepare_shard(request: PrepareRequest) -> ShardReport:
+    """Prepare one shard of several, by a tokenizer that all of them share.
+
+    Raises:
+        TransduceError: there is no tokenizer, or what `prepare_corpus_folder` raises.
+    """
+    started_at, display = time.monotonic(), ProgressDisplay()
+    settings, files, hold_out = _understand(request)
+    if request.tokenizer is None:
+        raise TransduceError(
+            "All shards of a corpus need one tokenizer: make it with `transduce prepare --tokenizer-only`, and name "
+            "its folder with --tokenizer."
+        )
+    tokenizer = _given_tokenizer(request.tokenizer, settings)
+    wanted = PartRequest(files=files, filters=settings.data.filters, hold_out=hold_out, shard=request.shard)
+    with new_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial:
+        tokenizer.save(partial)
+        with PreparationBar(display.console, None) as bar:
+            folders = write_parts(
+                wanted, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
+            )
+        pairs = sum(Part(folder).kept for folder in folders)
+    number, count = request.shard
+    return ShardReport(
+        folder=str(request.out),
+        shard=f"{number}/{count}",
+        pairs=pairs,
+        elapsed_seconds=time.monotonic() - started_at,
+    )
+
+
+def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
+    """Make one corpus of all its shards: the files that preparing it in one go would have written.
+
+    Raises:
+        TransduceError: a folder is no shard, or damaged; shards are missing, overlap, or were prepared differently.
+    """
+    started_at, display = time.monotonic(), ProgressDisplay()
+    for shard in shards:
+        if shards.count(shard) > 1:
+            raise TransduceError(f"Each shard is merged once, but {shard} is named {shards.count(shard)} times.")
+    parts = [Part(folder) for shard in shards for folder in _parts_of(shard)]
+    check_parts(parts)
+    for part in parts:
+        part.verify()
+    request, tokenizer = parts[0].card.request, Tokenizer.load(shards[0])
+    if tokenizer.fingerprint != parts[0].card.tokenizer_fingerprint:
+        raise TransduceError(f"{shards[0]} does not hold the tokenizer that it was prepared with: prepare it again.")
+    with new_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
+        tokenizer.save(partial)
+        (partial / CORPUS_FOLDER).mkdir()
+        with PreparationBar(display.console, sum(part.kept for part in parts)) as bar:
+            write_corpus(parts, tokenizer, partial / CORPUS_FOLDER, bar)
+        write_prepared_card(partial, request.files, request.filters)
+        corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
+        return _report(out, tokenizer, corpus, started_at, display)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Number and count of a shard that is written 2/4.
+
+    Raises:
+        TransduceError: it is written otherwise, or there is no such shard.
+    """
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise TransduceError(f"`--shard` takes a number and a count, from 1/4 to 4/4 for instance, but is `{text}`.")
+    return int(found[1]), int(found[2])
+
+
+def _understand(request: PrepareRequest) -> tuple[Settings, CorpusFiles, HoldOutSettings | None]:
+    """Settings, files, and what is held out: nothing beside a dev set."""
+    if request.workers is not None and request.workers < 1:
+        raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
+    settings = make_settings(request.settings)
+    hold_out = HoldOutSettings() if request.hold_out and not settings.data.dev_source else None
+    return settings, training_files(settings.data), hold_out
+
+
+def _learn(
+    files: CorpusFiles, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay
+) -> Tokenizer:
+    account = Account()
+    tokenizer, _ = learn_tokenizer(
+        files, size, settings, lambda size: resolve_tokenizer(settings, size, account), folder, display
+    )
+    for line in account.lines:
+        display.say(f"  {line.name}  {line.value}  {line.reason}")
+    return tokenizer
+
+
+def _given_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
+    """A tokenizer that was named, which must be what the settings say of it."""
+    tokenizer = Tokenizer.load(folder)
+    said = settings.tokenizer.vocabulary_size
+    if said is not None and said != tokenizer.source.size:
+        raise TransduceError(
+            f"`tokenizer.vocabulary_size` is {said:,}, but the tokenizer in {folder} has {tokenizer.source.size:,} "
+            "pieces: leave one of them out."
+        )
+    return tokenizer
+
+
+def _parts_of(shard: Path) -> list[Path]:
+    if not (shard / PARTS_FOLDER).is_dir():
+        raise TransduceError(f"{shard} holds no shard of a corpus: name what `transduce prepare --shard` wrote.")
+    return sorted((shard / PARTS_FOLDER).iterdir(), key=lambda folder: (len(folder.name), folder.name))
+
+
+def _report(
+    out: Path, tokenizer: Tokenizer, corpus: PreparedCorpus, started_at: float, display: ProgressDisplay
+) -> PreparationReport:
+    for line in corpus.filters.lines():
+        display.say(line)
+    statistics, elapsed_seconds = corpus.statistics, time.monotonic() - started_at
+    return PreparationReport(
+        folder=str(out),
+        vocabulary_size=tokenizer.source.size,
+        pairs=corpus.pairs,
+        held_out=corpus.filters.held_out,
+        source_tokens=corpus.source_tokens,
+        target_tokens=corpus.target_tokens,
+        mean_source_length=statistics.mean_source_length,
+        mean_target_length=statistics.mean_target_length,
+        elapsed_seconds=elapsed_seconds,
+        pairs_per_second=corpus.filters.read / elapsed_seconds,
+    )

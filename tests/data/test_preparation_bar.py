@@ -1,0 +1,33 @@
+"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from transduce.tasks.preparation_bar import PreparationBar
+
+
+def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((100.0, 101.0, 116.0, 120.0, 132.0))
+    monkeypatch.setattr("transduce.tasks.preparation_bar.time.monotonic", lambda: next(times))
+    console = Console(file=io.StringIO(), width=80)
+    with PreparationBar(console, 40_000) as bar:
+        for read in (8_192, 16_384, 24_576, 32_768):
+            bar(read)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().split("\n") == [
+        "prepared 16,384/40,000 pairs · 1,024 pairs/s",
+        "prepared 32,768/40,000 pairs · 1,024 pairs/s",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("pairs", "shown"), [(40_000, "8,192/40,000 pairs · "), (None, "8,192 pairs · ")])
+def test_on_a_terminal_there_is_a_bar(pairs: int | None, shown: str) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with PreparationBar(console, pairs) as bar:
+        bar(8_192)
+    assert isinstance(console.file, io.StringIO)
+    assert shown in console.file.getvalue()
+    assert "pairs/s" in console.file.getvalue()

@@ -1,0 +1,50 @@
+"""The sample that a vocabulary is learnt from."""
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from transduce.data.sample import write_sample
+from transduce.text import CorpusFiles, corpus, read_pairs
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+@pytest.fixture
+def files(write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch) -> CorpusFiles:
+    """500 pairs in blocks of 64."""
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 64)
+    source = write_lines("a.de", [f'Satz {number} "\\ ' for number in range(500)])
+    target = write_lines("a.en", [f"sentence {number}\u2028" for number in range(500)])
+    return CorpusFiles(source=(str(source),), target=(str(target),))
+
+
+def numbers(sample: CorpusFiles) -> list[int]:
+    return [int(pair.source.split(" ")[1]) for pair in read_pairs(sample)]
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 333, 500])
+def test_so_many_pairs_in_their_order_evenly_from_all_blocks(files: CorpusFiles, tmp_path: Path, most: int) -> None:
+    found = numbers(write_sample(files, 500, most, tmp_path / "sample.jsonl"))
+    assert len(set(found)) == most
+    assert found == sorted(found)
+    for first in range(0, 500, 64):
+        share = sum(first <= number < first + 64 for number in found)
+        assert abs(share - most * min(64, 500 - first) / 500) < 1
+
+
+def test_the_texts_stay_as_they_are(files: CorpusFiles, tmp_path: Path) -> None:
+    pairs = {(pair.source, pair.target) for pair in read_pairs(files)}
+    sample = write_sample(files, 500, 50, tmp_path / "sample.jsonl")
+    assert {(pair.source, pair.target) for pair in read_pairs(sample)} <= pairs
+
+
+def test_the_choice_is_the_same_every_time_and_has_no_period(files: CorpusFiles, tmp_path: Path) -> None:
+    found = numbers(write_sample(files, 500, 100, tmp_path / "sample.jsonl"))
+    assert found == numbers(write_sample(files, 500, 100, tmp_path / "again.jsonl"))
+    gaps = {right - left for left, right in pairwise(found)}
+    assert len(gaps) > 8
+    # Other versions must learn from the same pairs.
+    assert found[:6] == [14, 15, 18, 20, 21, 23]
