@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import torch
@@ -19,13 +19,36 @@ from torch import Tensor
 from transduce.durable import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.interop.huggingface import config_json, derived_names, expected_names, to_folder_names
-from transduce.model.config import ModelConfig
+from transduce.model.build import EncoderDecoder, Model, build_model
+from transduce.model.config import Kind, ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.runtime.foreign import is_foreign, read_foreign_folder
+from transduce.runtime.untrusted import (
+    MOST_VOCABULARY_BYTES,
+    check_sizes,
+    file_inside,
+    read_bounded,
+    read_json,
+    read_tensor_entries,
+)
+from transduce.text.foreign import FOREIGN_TOKENIZER
 from transduce.text.tokenizer import Tokenizer
 
+M = TypeVar("M", bound=Model)
+
 FORMAT_VERSION = 1
+CONFIG = "config.json"
+TOKENIZER_CARD = "tokenizer_settings.json"
+VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", FOREIGN_TOKENIZER)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
+
+# Far beyond any model, and still built in a moment on the meta device.
+_LARGEST_SIZE = 1 << 24
+_MOST_LAYERS = 1_000
+_MOST_SHOWN = 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +62,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One a file; while the weights are replaced they have the digest of the old ones too."""
 
 
-class ModelFolder(msgspec.Struct, frozen=True):
+class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     """What is needed to run a model."""
 
-    model: Transformer
+    model: M
     tokenizer: Tokenizer
     manifest: Manifest
 
@@ -106,11 +129,7 @@ def _known_digests(folder: Path) -> list[str]:
 
 
 def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    others = [
-        name
-        for name in ("config.json", "tokenizer_settings.json", "sentencepiece.model", "source.spm", "target.spm")
-        if (folder / name).exists()
-    ]
+    others = [name for name in (CONFIG, TOKENIZER_CARD, *VOCABULARIES) if (folder / name).exists()]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
@@ -122,40 +141,155 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
     write_json(folder / MANIFEST, manifest)
 
 
-def read_model_folder(folder: Path) -> ModelFolder:
-    """Reads a model folder, in float32.
+# What a person does with a model of a kind.
+_USES = {
+    "transformer": "`transduce translate` uses it",
+    "recurrent": "`transduce translate` uses it",
+    "decoder": "`transduce generate` uses it",
+    "encoder": "it is not used alone: train it for a task",
+}
+
+
+def read_model_folder(folder: Path) -> ModelFolder[Transformer]:
+    """Reads the folder of a Transformer with an encoder and a decoder; otherwise as `read_any_model_folder`.
 
     Raises:
-        TransduceError: it is missing, incomplete, damaged, or of a kind or version that this one cannot read.
+        TransduceError: also where the model is of another kind.
     """
-    if not (folder / "config.json").is_file():
+    content = read_any_model_folder(folder)
+    if not isinstance(content.model, Transformer):
+        raise _other_kind(folder, content.model.config, "a Transformer with an encoder and a decoder")
+    return ModelFolder(content.model, content.tokenizer, content.manifest)
+
+
+def read_encoder_decoder_folder(folder: Path) -> ModelFolder[EncoderDecoder]:
+    """Reads the folder of a model that writes one text from another; otherwise as `read_any_model_folder`.
+
+    Raises:
+        TransduceError: also where the model is of another kind.
+    """
+    content = read_any_model_folder(folder)
+    if not isinstance(content.model, Transformer | Recurrent):
+        raise _other_kind(folder, content.model.config, "a model with an encoder and a decoder")
+    return ModelFolder(content.model, content.tokenizer, content.manifest)
+
+
+def read_decoder_folder(folder: Path) -> ModelFolder[Decoder]:
+    """Reads the folder of a language model; otherwise as `read_any_model_folder`.
+
+    Raises:
+        TransduceError: also where the model is of another kind.
+    """
+    content = read_any_model_folder(folder)
+    if not isinstance(content.model, Decoder):
+        raise _other_kind(folder, content.model.config, "a language model, a decoder alone,")
+    return ModelFolder(content.model, content.tokenizer, content.manifest)
+
+
+def _other_kind(folder: Path, config: ModelConfig, wanted: str) -> TransduceError:
+    return TransduceError(
+        f"{wanted[0].upper()}{wanted[1:]} is needed here, but the model in {folder} is of the kind `{config.kind}`: "
+        f"{_USES[config.kind]}."
+    )
+
+
+def model_kind(folder: Path) -> Kind:
+    """The kind of the model in a folder, without its weights.
+
+    Raises:
+        TransduceError: its configuration is missing or cannot be read.
+    """
+    return _read_config(_checked_place(folder)).kind
+
+
+def _checked_place(folder: Path) -> Path:
+    if not (folder / CONFIG).is_file():
         raise TransduceError(
             f"A model folder holds a config.json, but {folder} does not: name a folder that `transduce train` wrote "
             "(a run has one from its first validation on)."
         )
-    config = _read_config(folder / "config.json")
+    return folder
+
+
+def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
+    """Reads a model folder, in float32. Nothing in it is believed before it is checked, and nothing is run.
+
+    Raises:
+        TransduceError: it is missing, incomplete, damaged, or of a kind or version that this one cannot read.
+    """
+    if is_foreign(_checked_place(folder)):
+        return _read_foreign(folder)
+    config = _read_config(folder)
     manifest = _read_checked_manifest(folder)
-    with torch.device("meta"):
-        model = Transformer(config)
+    read_tensor_entries(folder, WEIGHTS)
+    model = _empty_model(folder, config)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
-    return ModelFolder(model.eval(), Tokenizer.load(folder), manifest)
+    return ModelFolder(model.eval(), _read_tokenizer(folder, config), manifest)
 
 
-def _read_config(path: Path) -> ModelConfig:
+def _read_foreign(folder: Path) -> ModelFolder[Model]:
+    """A folder of Hugging Face's, read as it is."""
+    foreign = read_foreign_folder(folder)
+    model = _empty_model(folder, foreign.model.config)
+    model.load_state_dict(foreign.model.weights, assign=True)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        versions={},
+        source_language=foreign.languages[0],
+        target_language=foreign.languages[1],
+        sha256={},
+    )
+    return ModelFolder(model.eval(), foreign.tokenizer, manifest)
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    path = folder / CONFIG
+    content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
+    if "auto_map" in content:
+        raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
+    if "transduce" not in content:
+        raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        if "transduce" not in content:
-            raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
-        return msgspec.convert(content["transduce"], ModelConfig)
-    except msgspec.MsgspecError as error:
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {error}.") from error
+        config = msgspec.convert(content["transduce"], ModelConfig)
+    except msgspec.ValidationError as error:
+        reason = str(error).rstrip(".")
+        raise TransduceError(f"{path} cannot be read as a model's configuration: {reason}.") from error
+    check_sizes(path, config, most=_LARGEST_SIZE, most_layers=_MOST_LAYERS)
+    return config
+
+
+def _empty_model(folder: Path, config: ModelConfig) -> Model:
+    """The model without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return build_model(config)
+    except (RuntimeError, OverflowError) as error:
+        raise TransduceError(f"{folder / CONFIG} describes no model that can be built: {error}.") from error
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer, once its ids are found to be the model's."""
+    for name in (TOKENIZER_CARD, *VOCABULARIES):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            read_bounded(folder, name, MOST_VOCABULARY_BYTES)
+    tokenizer = Tokenizer.load(folder)
+    sizes = tokenizer.source.size, tokenizer.target.size
+    if sizes != (config.source_vocabulary_size, config.target_vocabulary_size):
+        raise TransduceError(
+            f"{folder}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} pieces for "
+            f"source and target, but its tokenizer has {sizes[0]} and {sizes[1]}: they are of different models."
+        )
+    for side in (tokenizer.source, tokenizer.target):
+        if (side.pad_id, side.eos_id) != (config.pad_id, config.eos_id):
+            raise TransduceError(
+                f"{folder}: padding and end are the ids {config.pad_id} and {config.eos_id} to the model, but "
+                f"{side.pad_id} and {side.eos_id} to its tokenizer: they are of different models."
+            )
+    return tokenizer
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise TransduceError(f"{folder / MANIFEST} cannot be read: {error}.") from error
+    manifest = read_json(folder, MANIFEST, Manifest)
     if manifest.format_version != FORMAT_VERSION:
         raise TransduceError(
             f"{folder} has format {manifest.format_version}, and this version of transduce reads {FORMAT_VERSION}."
@@ -181,15 +315,14 @@ def _read_checked_manifest(folder: Path) -> Manifest:
 def _check_digests(folder: Path, manifest: Manifest) -> None:
     nothing: dict[str, list[str]] = {WEIGHTS: []}
     for name, digests in (nothing | manifest.sha256).items():
-        if Path(name).name != name:
-            raise TransduceError(f"{folder / MANIFEST} must list files of its own folder, but lists `{name}`.")
-        if not (folder / name).is_file():
+        path = file_inside(folder, name)
+        if not path.is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
-        if file_sha256(folder / name) not in digests:
-            raise TransduceError(f"{folder / name} is damaged: it is not what the manifest says was written.")
+        if file_sha256(path) not in digests:
+            raise TransduceError(f"{path} is damaged: it is not what the manifest says was written.")
 
 
-def _read_weights(path: Path, model: Transformer, config: ModelConfig) -> dict[str, Tensor]:
+def _read_weights(path: Path, model: Model, config: ModelConfig) -> dict[str, Tensor]:
     """Our parameters from the folder's tensors, all of them and no others."""
     weights: dict[str, Tensor] = {}
     try:
@@ -200,15 +333,21 @@ def _read_weights(path: Path, model: Transformer, config: ModelConfig) -> dict[s
             known = {part for parts in wanted.values() for part in parts} | derived_names(config)
             if missing or present - known:
                 raise TransduceError(
-                    f"{path} does not hold the weights of its config.json: missing {missing or 'none'}, "
-                    f"unexpected {sorted(present - known) or 'none'}."
+                    f"{path} does not hold the weights of its config.json: missing {_some(missing)}, "
+                    f"unexpected {_some(sorted(present - known))}."
                 )
             for name, parts in wanted.items():
                 weights[name] = _join(path, {part: file.get_tensor(part) for part in parts})
     except (OSError, SafetensorError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
     _check_shapes(path, weights, model)
+    _check_finite(path, weights)
     return weights
+
+
+def _some(names: list[str]) -> str:
+    """A list for a message, which may not grow for ever with it."""
+    return f"{names[:_MOST_SHOWN] or 'none'}" + (f" and {len(names) - _MOST_SHOWN} more" * (len(names) > _MOST_SHOWN))
 
 
 def _join(path: Path, parts: Mapping[str, Tensor]) -> Tensor:
@@ -219,10 +358,16 @@ def _join(path: Path, parts: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(list(parts.values())).float()
 
 
-def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: Transformer) -> None:
+def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: Model) -> None:
     for name, parameter in model.named_parameters():
         if weights[name].shape != parameter.shape:
             raise TransduceError(
                 f"{path}: {name} must have the shape {tuple(parameter.shape)} by config.json, but has "
                 f"{tuple(weights[name].shape)}."
             )
+
+
+def _check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise TransduceError(f"{path}: {name} has values that are not finite (NaN or infinite): train it again.")

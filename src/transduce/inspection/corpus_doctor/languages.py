@@ -1,0 +1,86 @@
+"""Lines in a script or a language that is not their side's. What a side's own are is learnt from the side."""
+
+import math
+import re
+from collections import Counter
+
+from transduce.inspection.corpus_doctor.report import Finding
+from transduce.inspection.corpus_doctor.text import CorpusText, line_finding
+
+_SCRIPTS = {
+    "Han and kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
+    "Hangul": "\u1100-\u11ff\uac00-\ud7af",
+    "Latin": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
+    "Cyrillic": "\u0400-\u052f",
+    "Greek": "\u0370-\u03ff\u1f00-\u1fff",
+    "Arabic": "\u0600-\u06ff\u0750-\u077f",
+    "Hebrew": "\u0590-\u05ff",
+    "Thai": "\u0e00-\u0e7f",
+    "Devanagari": "\u0900-\u097f",
+}
+_PATTERNS = {name: re.compile(f"[{ranges}]") for name, ranges in _SCRIPTS.items()}
+_LETTER = re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"[^\W\d_]+")
+_OWN_SHARE = 0.05  # of a side's lines, from which on a script is its own
+_FEWEST_LETTERS = 2
+_LETTERS_OF_A_CHARACTER = 3  # what a Chinese character says takes about so many letters elsewhere
+_SURE_NATS = 12.0
+_FEWEST_WORDS = 4
+
+
+def main_script(line: str) -> str | None:
+    """The script of most of a line's letters; None where it has hardly any."""
+    if line.isascii():
+        return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
+    counts = {name: len(pattern.findall(line)) for name, pattern in _PATTERNS.items()}
+    counts["Han and kana"] *= _LETTERS_OF_A_CHARACTER
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] >= _FEWEST_LETTERS else None
+
+
+def language_findings(text: CorpusText) -> list[Finding]:
+    """Wrong scripts; and, where both sides have the same script, lines in the other side's language."""
+    scripts = [[main_script(line) for line in side.lines] for side in text.sides]
+    own = [_own_scripts(side) for side in scripts]
+    source, target = (
+        [number for number, script in enumerate(side) if script is not None and script not in expected]
+        for side, expected in zip(scripts, own, strict=True)
+    )
+    names = f"source: {_listed(own[0])}; target: {_listed(own[1])}"
+    script = line_finding(
+        text, "wrong script", (source, target), f"{{count}} in another script than their side's ({names})", 0.01
+    )
+    if not (own[0] & own[1]):
+        return [script]
+    message = "{count} in the other side's language by their words: untranslated, or the sides are swapped there"
+    return [script, line_finding(text, "wrong language", _other_language(text), message, 0.01)]
+
+
+def _own_scripts(scripts: list[str | None]) -> set[str]:
+    counts = Counter(script for script in scripts if script is not None)
+    return {script for script, count in counts.items() if count >= _OWN_SHARE * sum(counts.values())}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _other_language(text: CorpusText) -> tuple[list[int], list[int]]:
+    """By how much likelier a line's words are on the other side, the line itself left out."""
+    words = [[_WORD.findall(line.casefold()) for line in side.lines] for side in text.sides]
+    counts = [Counter(word for line in side for word in line) for side in words]
+    totals = [sum(count.values()) + len(count) + 1 for count in counts]
+    found: tuple[list[int], list[int]] = ([], [])
+    for here in (0, 1):
+        there = 1 - here
+        for number, line in enumerate(words[here]):
+            if len(line) < _FEWEST_WORDS:
+                continue
+            nats = sum(
+                math.log((counts[there][word] + 0.5) / totals[there])
+                - math.log((max(0, counts[here][word] - 1) + 0.5) / totals[here])
+                for word in line
+            )
+            if nats > _SURE_NATS and nats > 1.5 * len(line):
+                found[here].append(number)
+    return found

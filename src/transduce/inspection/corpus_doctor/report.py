@@ -1,0 +1,88 @@
+"""What was found in a corpus: a page for people, and the same as data."""
+
+from typing import Literal
+
+import msgspec
+
+from transduce.inspection.corpus_doctor.alignment import Stretch
+
+Severity = Literal["fine", "look", "problem"]
+_MARKS: dict[Severity, str] = {"fine": "ok    ", "look": "look  ", "problem": "FAULT "}
+_WIDEST_TEXT = 60
+
+
+class Example(msgspec.Struct, frozen=True):
+    """A line, shortened, with its place."""
+
+    side: Literal["source", "target"]
+    place: str
+    """The file and the line, counted from 1."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}  {self.text}"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked for."""
+
+    name: str
+    """By which scripts know it."""
+    severity: Severity
+    """fine: nothing; look: it may be meant; problem: training on it wastes the training."""
+    count: int
+    """Lines or pairs that have it."""
+    share: float
+    """Of all, from 0 to 1."""
+    message: str
+    """What was found and what to do."""
+    examples: tuple[Example, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"{_MARKS[self.severity]}{self.name:22} {self.message}"
+        return "\n".join([head, *(f"{'':29}{example}" for example in self.examples)])
+
+
+class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was looked for, and where the sides correspond."""
+
+    passed: bool
+    """Whether nothing is a problem."""
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    source_lines: int
+    target_lines: int
+    stretches: tuple[Stretch, ...]
+    """How the lines correspond; empty where there are too few lines to tell."""
+    findings: tuple[Finding, ...]
+    elapsed_seconds: float
+
+    def finding(self, name: str) -> Finding:
+        """One finding by its name."""
+        return next(finding for finding in self.findings if finding.name == name)
+
+    def __str__(self) -> str:
+        sides = f"{' '.join(self.source)} ({self.source_lines:,} lines) and {' '.join(self.target)}"
+        order = {"problem": 0, "look": 1, "fine": 2}
+        found = sorted(self.findings, key=lambda finding: order[finding.severity])
+        problems = sum(finding.severity == "problem" for finding in found)
+        looks = sum(finding.severity == "look" for finding in found)
+        verdict = f"{problems} to mend, {looks} to look at, {len(found) - problems - looks} in order"
+        return "\n".join([
+            f"The doctor on {sides} ({self.target_lines:,} lines)",
+            *map(str, found),
+            f"{verdict} ({self.elapsed_seconds:.1f} s)",
+        ])  # fmt: skip
+
+
+def shortened(text: str) -> str:
+    """A line for a page: what does not print is escaped, what is long is cut."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: 2 * _WIDEST_TEXT])
+    return shown if len(shown) <= _WIDEST_TEXT and len(text) <= 2 * _WIDEST_TEXT else shown[: _WIDEST_TEXT - 1] + "…"
+
+
+def severity_of(count: int, total: int, problem_share: float) -> Severity:
+    """From how many of all."""
+    if not count:
+        return "fine"
+    return "problem" if count >= problem_share * total else "look"

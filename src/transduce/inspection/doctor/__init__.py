@@ -1,0 +1,21 @@
+"""Proves on a model, in seconds, that it is wired as a Transformer must be: on ours, and on anybody's `nn.Module`.
+
+from transduce.inspection.doctor import Subject, examine
+
+report = examine(Subject(name="mine", module=model, logits=model, ...))
+assert report.passed, str(report)
+"""
+
+from transduce.inspection.doctor.examination import CHECKS, examine
+from transduce.inspection.doctor.report import CheckResult, DoctorReport
+from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
+
+__all__ = [
+    "CHECKS",
+    "CheckResult",
+    "DoctorReport",
+    "ResidualLayer",
+    "SplitModel",
+    "Subject",
+    "examine",
+]

@@ -1,0 +1,77 @@
+"""A model folder, or a settings file, as a subject."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.inspection.doctor.ours import subject_of
+from transduce.inspection.doctor.subject import Subject
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.runtime.folder import read_model_folder
+from transduce.tasks.corpus import measure
+from transduce.tasks.kinds import kind_of
+from transduce.tasks.resolve import Account, resolve_model, resolve_preset
+from transduce.tasks.settings import Settings, make_settings, read_settings
+from transduce.text.corpus import CorpusFiles, Pair
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import CorpusSize, choose_vocabulary_size
+
+_SETTINGS_FILE = "settings.toml"
+# Where the settings name no text, and so leave the sizes open.
+_ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
+
+
+def open_subject(place: Path, device: str = "cpu") -> Subject:
+    """What is examined: the model of a folder, or a new model as a settings file describes it.
+
+    Args:
+        place: a model folder, or a settings file such as `transduce train` takes.
+        device: where to compute.
+
+    Raises:
+        TransduceError: it is neither, or cannot be read.
+    """
+    if place.is_dir():
+        model = read_model_folder(place).model
+        settings = _settings_beside(place)
+    elif place.is_file():
+        settings = make_settings(read_settings(place))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.training.seed)
+            model = Transformer(described_model(settings))
+    else:
+        raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
+    said, usual = settings.training.label_smoothing, kind_of(settings.task.kind).label_smoothing
+    smoothing = usual if said is None else said
+    return subject_of(model.to(device), name=str(place), label_smoothing=smoothing)
+
+
+def _settings_beside(folder: Path) -> Settings:
+    """The settings of the run that wrote a model; the usual ones where it came without."""
+    path = folder / _SETTINGS_FILE
+    return make_settings(read_settings(path)) if path.is_file() else Settings()
+
+
+def described_model(settings: Settings) -> ModelConfig:
+    """The model that training would build from these settings.
+
+    Nothing is learnt from the text: it is counted, which settles the preset and the vocabulary's size.
+    """
+    data = settings.data
+    files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
+    size = measure(files) if data.source else _ASSUMED
+    preset = resolve_preset(settings, size.pairs, Account())
+    config = resolve_model(settings, preset, _stand_in(settings), Account())
+    pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    return msgspec.structs.replace(config, source_vocabulary_size=pieces, target_vocabulary_size=pieces)
+
+
+def _stand_in(settings: Settings) -> Tokenizer:
+    """A tokenizer that says how special ids are numbered; its few pieces stand for no text."""
+    pairs = [Pair("a b c d e f g h", "i j k l m n o p", 1)]
+    kind = TokenizerSettings(vocabulary_size=400, joint=settings.tokenizer.joint)
+    return Tokenizer.train(lambda: pairs, kind, shrink=True)

@@ -1,0 +1,175 @@
+"""Files that somebody else made: read within bounds, inside their folder, and never run.
+
+A model folder may come from anywhere. Nothing in it is unpickled or executed; what is left to guard against is a name
+that leads elsewhere, a file that is larger than what it holds, and a number that asks for all memory.
+"""
+
+import struct
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from transduce.errors import TransduceError
+
+T = TypeVar("T")
+
+MOST_JSON_BYTES = 4 << 20
+MOST_VOCABULARY_BYTES = 64 << 20
+_LONGEST_NAME = 255
+# Characters that separate or end a name on one system or another.
+_FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# What a pickle, a zip archive (PyTorch's own format) and gzip begin with.
+_MAGICS = {b"\x80": "a pickle", b"PK": "a zip archive", b"\x1f\x8b": "gzip"}
+
+
+def file_inside(folder: Path, name: str) -> Path:
+    """The path of a file of this folder, for a name that comes out of a file or a request.
+
+    Raises:
+        TransduceError: the name is not a plain file name, or leads out of the folder.
+    """
+    plain = (
+        0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+        and not _FORBIDDEN & set(name)
+        and name.strip(" .") != ""
+        and name == name.rstrip(" .")
+    )
+    if not plain:
+        shown = name if name.isprintable() and len(name) < 200 else ascii(name[:200])
+        raise TransduceError(f"{folder} must list files of its own folder, but lists `{shown}`: remove it there.")
+    path = folder / name
+    if not _resolve(path).is_relative_to(_resolve(folder)):
+        raise TransduceError(
+            f"{path} is a link that leads out of its folder, so it is not read: put a copy of the file in its place."
+        )
+    return path
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise TransduceError(f"{path} cannot be followed ({error}): put a copy of the file in its place.") from error
+
+
+def read_bounded(folder: Path, name: str, most_bytes: int) -> bytes:
+    """The content of a file of a folder.
+
+    Raises:
+        TransduceError: it is missing, no regular file, or larger than anything of its kind.
+    """
+    path = file_inside(folder, name)
+    if not path.is_file():
+        raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise TransduceError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(content) > most_bytes:
+        raise TransduceError(f"{path} may have {most_bytes:,} bytes at most, but has more: it is not what it is named.")
+    return content
+
+
+def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
+    """JSON of a folder as a value of this type; the purpose stands in messages, after "cannot be read".
+
+    Raises:
+        TransduceError: it cannot be read, or is something else.
+    """
+    try:
+        return msgspec.json.decode(read_bounded(folder, name, MOST_JSON_BYTES), type=type)
+    except msgspec.MsgspecError as error:
+        raise TransduceError(f"{folder / name} cannot be read{purpose}: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise TransduceError(f"{folder / name} cannot be read{purpose}: it is not UTF-8.") from error
+    except RecursionError as error:
+        raise TransduceError(f"{folder / name} cannot be read{purpose}: it is nested too deeply.") from error
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """What a safetensors header says of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
+    """The header of a safetensors file, checked against the size of the file before anything is allocated for it.
+
+    Raises:
+        TransduceError: it is another kind of file, damaged, or holds something else than floating-point tensors.
+    """
+    path = file_inside(folder, name)
+    if not path.is_file():
+        raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        kind = next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), None)
+        plausible = 2 <= length <= min(MOST_JSON_BYTES, size - 8)
+        header = file.read(length) if plausible else b""
+    if not header.startswith(b"{"):
+        what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"
+        raise TransduceError(f"{path} cannot be read: {what}; copy the folder again or convert the weights.")
+    entries = _decode_header(path, header)
+    _check_layout(path, entries, size - 8 - length)
+    return entries
+
+
+def _decode_header(path: Path, header: bytes) -> dict[str, TensorEntry]:
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        return {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in raw.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TransduceError(f"{path} cannot be read: its header is not one of safetensors ({error}).") from error
+
+
+def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
+    """Each tensor takes the bytes that its shape needs, one after another, to the end of the file."""
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        if entry.dtype not in _DTYPE_BYTES:
+            raise TransduceError(
+                f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."
+            )
+        needed = _DTYPE_BYTES[entry.dtype]
+        for length in entry.shape:
+            needed *= length
+        start, stop = entry.data_offsets
+        if min(entry.shape, default=0) < 0 or start != position or stop - start != needed:
+            raise TransduceError(
+                f"{path} is damaged: {name!r} of shape {_shown(entry.shape)} needs {needed:,} bytes from {position:,} "
+                f"on, but its header says {start:,} to {stop:,}."
+            )
+        position = stop
+    if position != data_bytes:
+        raise TransduceError(
+            f"{path} is damaged: its header describes {position:,} bytes of weights, but it has {data_bytes:,}."
+        )
+
+
+def _shown(shape: list[int]) -> str:
+    return f"({', '.join(map(str, shape[:8]))}{', …' if len(shape) > 8 else ''})"
+
+
+def check_sizes(path: Path, config: Any, *, most: int, most_layers: int) -> None:
+    """Refuses numbers that no model has, before anything is built by them.
+
+    Args:
+        path: of the configuration, for the message.
+        config: a struct; its whole numbers are looked at.
+        most: for any of them.
+        most_layers: for those that count layers.
+    """
+    for name, value in msgspec.to_builtins(config).items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        allowed = most_layers if name.endswith("_layers") else most
+        if not 0 <= value <= allowed:
+            raise TransduceError(f"{path}: `{name}` must be from 0 to {allowed:,}, but is {value:,}.")

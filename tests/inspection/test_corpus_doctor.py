@@ -1,0 +1,288 @@
+"""The corpus doctor: planted faults are found and counted, at their lines, and a sound corpus has none."""
+
+import gzip
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
+from transduce.inspection.corpus_doctor.alignment import Alignment, align
+from transduce.inspection.corpus_doctor.chinese import SIMPLIFIED, TRADITIONAL
+from transduce.inspection.corpus_doctor.features import side_features
+from transduce.inspection.corpus_doctor.languages import main_script
+from transduce.inspection.corpus_doctor.page import html_page
+from transduce.text.tokenizer import Tokenizer
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+Sides = tuple[list[str], list[str]]
+NEAR_LINES = 50
+
+
+def read(path: Path) -> list[str]:
+    return gzip.open(path, "rt", encoding="utf-8", newline="\n").read().split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def zh_en(data_folder: Path) -> Sides:
+    folder = data_folder / "tatoeba-zh-en"
+    return read(folder / "train.zh.gz")[:6000], read(folder / "train.en.gz")[:6000]
+
+
+@pytest.fixture(scope="module")
+def de_en(data_folder: Path) -> Sides:
+    folder = data_folder / "tatoeba-de-en"
+    return read(folder / "train.de.gz")[:6000], read(folder / "train.en.gz")[:6000]
+
+
+@pytest.fixture(params=["zh_en", "de_en"])
+def corpus(request: pytest.FixtureRequest) -> Sides:
+    """Real pairs, 6,000 of each of two language pairs."""
+    sides: Sides = request.getfixturevalue(request.param)
+    return sides
+
+
+def found(source: list[str], target: list[str]) -> Alignment:
+    return align(side_features(source), side_features(target))
+
+
+def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | None]]:
+    """First lines and lags."""
+    return [(stretch.first_line, stretch.lag) for stretch in found(source, target).stretches]
+
+
+# --- where the files lose step ---------------------------------------------------------------------------------
+
+
+def test_a_sound_corpus_keeps_step(corpus: Sides) -> None:
+    alignment = found(*corpus)
+    assert [(stretch.first_line, stretch.last_line, stretch.lag) for stretch in alignment.stretches] == [(1, 6000, 0)]
+    assert alignment.unlikely_count < 30
+    assert alignment.mean_nats > 2.0
+
+
+@pytest.mark.parametrize("at", [60, 3000, 5900])
+def test_a_line_missing_from_the_target(corpus: Sides, at: int) -> None:
+    source, target = corpus
+    (first, after) = stretches(source, target[: at - 1] + target[at:])
+    assert first == (1, 0)
+    assert after[1] == -1
+    assert abs(after[0] - at) <= NEAR_LINES
+
+
+def test_lines_missing_from_the_source_and_made_up_for_later(corpus: Sides) -> None:
+    source, target = corpus
+    shifted = source[:1999] + source[2002:4500] + ["。", "。", "。"] + source[4500:]
+    first, off, after = stretches(shifted, target)
+    assert (first, off[1], after[1]) == ((1, 0), 3, 0)
+    assert abs(off[0] - 2000) <= NEAR_LINES
+    assert abs(after[0] - 4498) <= NEAR_LINES
+
+
+def test_a_large_gap(corpus: Sides) -> None:
+    source, target = corpus
+    found = stretches(source, target[:2000] + target[2900:])
+    assert found[0] == (1, 0)
+    assert found[-1][1] == -900
+    assert abs(found[1][0] - 2001) <= NEAR_LINES
+    assert abs(found[-1][0] - 2901) <= NEAR_LINES
+
+
+def test_a_shuffled_part_has_no_translations(zh_en: Sides) -> None:
+    source, target = zh_en
+    part = target[3000:4000]
+    random.Random(1).shuffle(part)
+    first, off, after = stretches(source, target[:3000] + part + target[4000:])
+    assert (first, off[1], after[1]) == ((1, 0), None, 0)
+    assert abs(off[0] - 3001) <= NEAR_LINES
+    assert abs(after[0] - 4001) <= NEAR_LINES
+
+
+def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
+    """Neighbours are alike there, so lengths say little."""
+    pairs = sorted(zip(*zh_en, strict=True), key=lambda pair: len(pair[1]))
+    source, target = ([pair[side] for pair in pairs] for side in (0, 1))
+    assert stretches(source, target) == [(1, 0)]
+    first, after = stretches(source, target[:3999] + target[4000:])
+    assert (first, after[1]) == ((1, 0), -1)
+    assert abs(after[0] - 4000) <= NEAR_LINES
+
+
+def test_the_report_tells_the_line_and_which_side_to_look_at(zh_en: Sides, write_lines: WriteLines) -> None:
+    source, target = zh_en[0][:1500], zh_en[1][:1500]
+    report = examine(write_lines, source, target[:699] + target[700:])
+    alignment = report.finding("alignment")
+    assert not report.passed
+    assert report.finding("line counts").message.startswith("1,500 lines and 1,499, which training refuses")
+    assert "their translations 1 line earlier in the target" in alignment.message
+    assert alignment.severity == "problem"
+    assert abs(report.stretches[1].first_line - 700) <= NEAR_LINES
+
+
+# --- lines -----------------------------------------------------------------------------------------------------
+
+
+def examine(
+    write_lines: WriteLines,
+    source: list[str],
+    target: list[str],
+    test: Sides | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> CorpusReport:
+    paths = [[str(write_lines(name, lines))] for name, lines in (("a.zh", source), ("a.en", target))]
+    tests = [[str(write_lines(f"test.{n}", lines))] for n, lines in enumerate(test)] if test else [[], []]
+    return examine_corpus(paths[0], paths[1], test_source=tests[0], test_target=tests[1], tokenizer=tokenizer)
+
+
+def places(finding: Finding) -> list[str]:
+    return [example.place.rpartition("/")[2] for example in finding.examples]
+
+
+SOURCE = [f"这是第{number}个句子，我们很喜欢。" for number in range(60)]
+TARGET = [f"This is sentence number {number}, and we like it." for number in range(60)]
+
+
+def test_a_sound_corpus_has_no_findings(write_lines: WriteLines) -> None:
+    report = examine(write_lines, SOURCE, TARGET, (["别的话。"], ["Other words."]))
+    assert [finding.name for finding in report.findings if finding.severity != "fine"] == []
+    assert report.passed
+    assert "too few to tell" in report.finding("alignment").message
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target"),
+    [
+        ("control characters", "我\x00喜欢。", "I like\x01 it."),
+        ("line separators", "我\u2028喜欢。", "I like\u0085 it."),
+        ("line separators", "我\r喜欢。", "I like\r it."),
+        ("tabs", "我\t喜欢。", "I like\tit."),
+        ("invisible characters", "我\ufeff喜欢。", "I like\u200b it."),
+        ("escapes", "我\\ud83d喜欢。", "I like \\u00e9t\\u00e9."),
+        ("markup", "我&amp;喜欢。", "I <b>like</b> it."),
+        ("damaged characters", "我\ufffd喜欢。", "I like cafÃ©s."),
+        ("full-width letters", "我喜欢ＡＢＣ。", "I like １２３."),
+        ("mixed punctuation", "我喜欢,你也喜欢.", "I like it，you too。"),
+        ("empty lines", "", ""),
+        ("white space only", " ", "\u3000 "),
+        ("wrong script", "I like it very much.", "我喜欢。"),
+    ],
+)
+def test_each_kind_of_line_is_found_on_either_side(
+    write_lines: WriteLines, name: str, source: str, target: str
+) -> None:
+    sources, targets = SOURCE.copy(), TARGET.copy()
+    sources[10], sources[40], targets[20] = source, source, target
+    finding = examine(write_lines, sources, targets).finding(name)
+    assert finding.count == 3
+    assert sorted(places(finding)) == ["a.en:21", "a.zh:11", "a.zh:41"]
+    assert finding.severity != "fine"
+
+
+def test_simplified_and_traditional(write_lines: WriteLines) -> None:
+    assert not SIMPLIFIED & TRADITIONAL
+    assert len(SIMPLIFIED) > 300
+    sources = SOURCE.copy()
+    sources[7], sources[8] = "這是一個問題，我們很喜歡。", "我们都喜欢這個。"
+    finding = examine(write_lines, sources, TARGET).finding("mixed Chinese scripts")
+    assert (finding.count, places(finding)) == (2, ["a.zh:8", "a.zh:9"])
+
+
+def test_japanese_is_not_mixed_chinese(write_lines: WriteLines) -> None:
+    sources = [f"{number}時に東京の学校で会いましょう。" for number in range(60)]
+    assert examine(write_lines, sources, TARGET).finding("mixed Chinese scripts").count == 0
+
+
+def test_a_line_of_the_other_language(de_en: Sides, write_lines: WriteLines) -> None:
+    source, target = de_en[0][:3000], de_en[1][:3000]
+    source[1000] = "I would like to know what you are doing here today."
+    target[2000] = "Ich möchte wissen, was du heute hier machst und warum."
+    finding = examine(write_lines, source, target).finding("wrong language")
+    assert (finding.count, places(finding)) == (2, ["a.zh:1001", "a.en:2001"])
+
+
+def test_scripts() -> None:
+    assert [
+        main_script(line) for line in ("我喜欢", "Tom欠Mary三十元。", "Привет, мир", "Hello 字", "123", "한국어")
+    ] == [
+        "Han and kana",
+        "Han and kana",
+        "Cyrillic",
+        "Latin",
+        None,
+        "Hangul",
+    ]
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_copies_and_many_translations(write_lines: WriteLines) -> None:
+    sources, targets = SOURCE.copy(), TARGET.copy()
+    sources[30], targets[30] = sources[3], targets[3]
+    targets[40] = sources[40]
+    sources[50] = sources[5]
+    report = examine(write_lines, sources, targets)
+    assert (report.finding("duplicates").count, places(report.finding("duplicates"))) == (1, ["a.zh:31"])
+    assert (report.finding("copies").count, places(report.finding("copies"))) == (1, ["a.zh:41"])
+    assert report.finding("several translations").count == 1
+
+
+def test_overlap_with_the_test_set_under_a_thin_disguise(write_lines: WriteLines) -> None:
+    test = (["这是第3个句子 我们很喜欢！", "新的。"], ["THIS is sentence number 9 and we like it", "New."])
+    report = examine(write_lines, SOURCE, TARGET, test)
+    assert (report.finding("test sources").count, places(report.finding("test sources"))) == (1, ["a.zh:4"])
+    assert (report.finding("test targets").count, places(report.finding("test targets"))) == (1, ["a.en:10"])
+    assert report.finding("test pairs").count == 0
+    assert not report.passed
+    both = examine(write_lines, SOURCE, TARGET, ([SOURCE[5]], [TARGET[5]]))
+    assert both.finding("test pairs").count == 1
+
+
+def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLines, trained: Path) -> None:
+    sources, targets = SOURCE.copy(), TARGET.copy()
+    sources[4], targets[4] = "我" * 300, "I " * 300
+    sources[5] = "我喜欢。" * 20
+    report = examine(write_lines, sources, targets, tokenizer=Tokenizer.load(trained))
+    assert report.finding("long lines").count == 2
+    assert report.finding("unequal lengths").count >= 1
+    unknown = report.finding("unknown pieces")
+    assert unknown.severity == "problem"
+    assert "by the model's vocabulary" in unknown.message
+
+
+# --- files and pages -------------------------------------------------------------------------------------------
+
+
+def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> None:
+    source = [str(write_lines(name, lines)) for name, lines in (("1.zh", SOURCE), ("2.zh", ["我\t你", *SOURCE[1:]]))]
+    target = [str(write_lines(name, TARGET)) for name in ("1.en", "2.en")]
+    assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
+    (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
+    (tmp_path / "empty").write_bytes(b"")
+    good = str(write_lines("good", ["a"] * 30))
+    with pytest.raises(TransduceError, match=r"gbk:20: files must be UTF-8, but 20 of the first 20 lines are not"):
+        examine_corpus([str(tmp_path / "gbk")], [good])
+    with pytest.raises(TransduceError, match="empty is empty"):
+        examine_corpus([good], [str(tmp_path / "empty")])
+
+
+def test_a_report_reads_and_is_data(write_lines: WriteLines) -> None:
+    sources = SOURCE.copy()
+    sources[3] = "我<script>alert(1)</script>\x1b[2J。"
+    report = examine(write_lines, sources, TARGET)
+    text = str(report)
+    assert text.startswith("The doctor on ")
+    assert "a.zh:4  我<script>alert(1)</script>\\x1b[2J。" in text
+    assert "\x1b" not in text
+    assert "0 to mend" in text or "FAULT" in text
+    assert msgspec.json.decode(msgspec.json.encode(report), type=CorpusReport) == report
+    page = html_page(report)
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<tr>") == len(report.findings)

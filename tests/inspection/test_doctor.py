@@ -1,0 +1,244 @@
+"""The doctor on sound models: ours in its shapes, PyTorch's own; what a report says, and from settings."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.inspection.doctor import CHECKS, DoctorReport, ResidualLayer, SplitModel, Subject, examine
+from transduce.inspection.doctor.ours import subject_of
+from transduce.inspection.doctor.place import described_model, open_subject
+from transduce.model.config import ModelConfig
+from transduce.model.masks import AttentionMask
+from transduce.model.positions import sinusoids
+from transduce.model.transformer import Transformer
+from transduce.tasks.settings import make_settings
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+SHAPES: dict[str, dict[str, Any]] = {
+    "pre-norm": {},
+    "post-norm": {"norm_order": "post"},
+    "gated, no biases, odd heads": {"activation": "swiglu", "bias": False, "d_k": 5, "d_v": 7},
+    "untied": {"tie_source_target": False, "tie_output": False, "target_vocabulary_size": 60},
+    "dropout": {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.2},
+}
+
+
+def build(**changes: Any) -> Transformer:
+    shape = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2}
+    sizes = {"source_vocabulary_size": 50, "target_vocabulary_size": 50}
+    torch.manual_seed(3)
+    return Transformer(ModelConfig(**(shape | sizes | changes)))
+
+
+OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "learned positions": ({"positions": "learned", "max_positions": 64}, {"sinusoids"}),
+    "rotation": ({"positions": "rotary"}, {"sinusoids", "target positions"}),
+    "relative bias": ({"positions": "relative"}, {"sinusoids", "target positions"}),
+    "RMSNorm, shared keys": ({"norm": "rms", "num_key_value_heads": 1}, set()),
+    "sandwich": ({"norm_order": "sandwich"}, {"residual"}),
+    "additive": ({"attention_score": "additive"}, set()),
+    "hard": ({"attention_kind": "hard"}, {"past", "source"}),
+    "window": ({"attention_window": 2}, set()),
+    "shared layers, embedding norm": ({"share_layers": True, "embedding_norm": True}, set()),
+}
+
+
+@pytest.mark.parametrize("brick", OTHER_BRICKS)
+def test_so_do_its_other_bricks_but_for_what_they_have_not(brick: str) -> None:
+    changes, left_out = OTHER_BRICKS[brick]
+    report = examine(subject_of(build(**changes), name=brick))
+    assert report.passed, str(report)
+    assert {check.name for check in report.checks if check.passed is None} == left_out
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_our_model_passes_every_check(shape: str) -> None:
+    model = build(**SHAPES[shape])
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    report = examine(subject_of(model, name=shape))
+    assert [check.passed for check in report.checks] == [True] * len(CHECKS), str(report)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_a_model_that_is_meant_to_have_no_positions_is_not_asked_for_them() -> None:
+    report = examine(subject_of(build(positions="none"), name="bag"))
+    assert report.passed
+    left_out = {check.name for check in report.checks if check.passed is None}
+    assert left_out == {"source positions", "target positions", "sinusoids"}
+
+
+class Leaking(Transformer):
+    """Ours, whose decoder sees everything while it trains."""
+
+    def decode(self, target_input_ids: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        length = target_input_ids.shape[1]
+        if named.get("cache") is None:
+            named["mask"] = AttentionMask(torch.ones(1, 1, length, length, dtype=torch.bool))
+        return super().decode(target_input_ids, *arguments, **named)
+
+
+def test_our_model_with_a_planted_fault_fails() -> None:
+    report = examine(subject_of(Leaking(build().config), name="leaking"))
+    assert {"future", "cache"} <= set(report.failed())
+
+
+# --- PyTorch's own Transformer, as a person would wrap it --------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """nn.Transformer between an embedding and a projection."""
+
+    def __init__(self, *, norm_first: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        nn.init.normal_(self.embedding.weight, std=0.25)
+        self.transformer = nn.Transformer(16, 2, 2, 2, 32, 0.1, norm_first=norm_first, batch_first=True)
+        self.output = nn.Linear(16, 50)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        table = sinusoids(ids.shape[1], 16, interleaved=True)
+        return self.embedding(ids) * math.sqrt(16) + table  # type: ignore[no-any-return]
+
+    def encode(self, source: Tensor) -> Tensor:
+        # A row of padding alone would be NaN: nn.Transformer masks with minus infinity.
+        hidden = (source == 0) & (source != 0).any(dim=1, keepdim=True)
+        return self.transformer.encoder(self.embed(source), src_key_padding_mask=hidden)  # type: ignore[no-any-return]
+
+    def decode(self, target: Tensor, memory: Tensor, present: Tensor) -> Tensor:
+        ahead = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        hidden = ~present & present.any(dim=1, keepdim=True)
+        x = self.transformer.decoder(
+            self.embed(target), memory, tgt_mask=ahead, tgt_is_causal=True, memory_key_padding_mask=hidden
+        )
+        return self.output(x)  # type: ignore[no-any-return]
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.decode(target, self.encode(source), source != 0)
+
+
+def wrapped(*, norm_first: bool) -> Subject:
+    torch.manual_seed(1)
+    model = Wrapped(norm_first=norm_first)
+    transformer = model.transformer
+    memory = torch.randn(2, 3, 16)
+
+    def layer(part: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
+        modules = tuple(part.get_submodule(sublayer) for sublayer in sublayers)
+        order: Literal["pre", "post"] = "pre" if norm_first else "post"
+        return ResidualLayer(name="layer", run=run, sublayers=modules, norm_order=order, d_model=16)
+
+    def with_memory(part: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: part(x, memory)
+
+    layers = [
+        *(layer(part, part, "self_attn", "linear2") for part in transformer.encoder.layers),
+        *(
+            layer(part, with_memory(part), "self_attn", "multihead_attn", "linear2")
+            for part in transformer.decoder.layers
+        ),
+    ]
+    return Subject(
+        name="nn.Transformer",
+        module=model,
+        logits=model,
+        source_vocabulary_size=50,
+        target_vocabulary_size=50,
+        pad_id=0,
+        start_id=1,
+        eos_id=2,
+        split=SplitModel(encode=model.encode, decode=model.decode),
+        layers=tuple(layers),
+        fresh=lambda: wrapped(norm_first=norm_first),
+        learning_rate=1e-2,
+    )
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_pytorchs_own_transformer_passes(norm_first: bool) -> None:
+    report = examine(wrapped(norm_first=norm_first))
+    assert report.passed, str(report)
+    assert {check.name for check in report.checks if check.passed is None} == {"cache", "sinusoids", "loss"}
+
+
+# --- reports, and what stands in the way -------------------------------------------------------------------------
+
+
+def test_a_model_that_raises_fails_and_says_what_it_raised() -> None:
+    def refuse(source: Tensor, target: Tensor) -> Tensor:
+        raise RuntimeError(f"cannot add {source.shape[1]} and {target.shape[1]}")
+
+    subject = replaced(subject_of(build(), name="x"), logits=refuse)
+    (result,) = examine(subject, CHECKS[:1]).checks
+    assert result.passed is False
+    assert "The model raised RuntimeError (cannot add 7 and 9)." in result.meaning
+
+
+def replaced(subject: Subject, **changes: Any) -> Subject:
+    return dataclasses.replace(subject, **changes)
+
+
+def test_the_model_stays_in_the_mode_it_was_in() -> None:
+    subject = subject_of(build(), name="x")
+    for mode in (True, False):
+        subject.module.train(mode)
+        examine(subject, CHECKS[:1])
+        assert subject.module.training is mode
+
+
+def test_a_vocabulary_without_words_is_refused() -> None:
+    model = build(source_vocabulary_size=4, target_vocabulary_size=4)
+    with pytest.raises(TransduceError, match=r"needs 4 pieces .* of the vocabulary's 4 only 2 may"):
+        examine(subject_of(model, name="x"))
+
+
+def test_a_report_reads_and_is_data() -> None:
+    report = examine(subject_of(build(), name="mine"), CHECKS[1:2])
+    text = str(report)
+    assert text.startswith("The doctor on mine\npass  future            later target pieces replaced;")
+    assert "all 1 passed" in text
+    assert msgspec.json.decode(msgspec.json.encode(report), type=DoctorReport) == report
+
+
+# --- a model folder, a settings file -----------------------------------------------------------------------------
+
+
+def test_a_trained_model_passes(trained: Path) -> None:
+    report = examine(open_subject(trained))
+    assert [check.passed for check in report.checks] == [True] * len(CHECKS), str(report)
+
+
+def test_a_settings_file_describes_the_model_that_training_builds(trained: Path) -> None:
+    from transduce.runtime.folder import read_model_folder
+
+    subject = open_subject(trained / "settings.toml")
+    config = read_model_folder(trained).model.config
+    assert isinstance(subject.module, Transformer)
+    assert subject.module.config == config
+    assert subject.name.endswith("settings.toml")
+
+
+def test_what_the_settings_leave_open_is_chosen_as_training_chooses(write_lines: WriteLines) -> None:
+    source, target = write_lines("a.zh", ["我爱你"] * 100), write_lines("a.en", ["I love you"] * 100)
+    data = {"source": [str(source)], "target": [str(target)]}
+    chosen = described_model(make_settings({"data": data}))
+    assert (chosen.d_model, chosen.source_vocabulary_size) == (128, 400)
+    said = {"preset": "small", "tokenizer": {"vocabulary_size": 900}, "model": {"norm_order": "post"}}
+    without_text = described_model(make_settings(said))
+    assert (without_text.d_model, without_text.target_vocabulary_size, without_text.norm_order) == (256, 900, "post")
+
+
+def test_what_is_neither_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
+    with pytest.raises(TransduceError, match=r"a model folder or a settings file, but .*gone does not exist"):
+        open_subject(tmp_path / "gone")
+    with pytest.raises(TransduceError, match=r"is not valid TOML"):
+        open_subject(write_lines("s.toml", ["= ="]))

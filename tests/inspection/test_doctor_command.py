@@ -1,0 +1,72 @@
+"""`transduce doctor`: what it prints, what it writes, and its exit codes."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+Capture = pytest.CaptureFixture[str]
+COMPUTING = ["--device", "cpu", "--threads", "1"]
+SOURCE = [f"这是第{number}个句子。" for number in range(60)]
+TARGET = [f"This is sentence number {number}." for number in range(60)]
+
+
+def test_a_sound_model_and_a_sound_corpus(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    files = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    report = tmp_path / "report.json"
+    assert main(["doctor", str(trained), *files, "--json", str(report), *COMPUTING]) == 0
+    out = capsys.readouterr().out
+    assert f"The doctor on {trained}\n" in out
+    assert "pass  future" in out
+    assert "ok    alignment" in out
+    content = json.loads(report.read_bytes())
+    assert content["model"]["passed"]
+    assert content["corpus"]["passed"]
+
+
+def test_a_settings_file(capsys: Capture, write_lines: WriteLines) -> None:
+    settings = write_lines(
+        "s.toml", ['preset = "tiny"', "[model]", "d_model = 32", "[tokenizer]", "vocabulary_size = 90"]
+    )
+    assert main(["doctor", str(settings), "--json", "-", *COMPUTING]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["passed"]
+    assert {check["name"] for check in content["checks"]} > {"future", "cache", "overfit"}
+
+
+def test_a_corpus_with_a_fault_has_exit_code_1(capsys: Capture, write_lines: WriteLines, tmp_path: Path) -> None:
+    source, target = write_lines("a.zh", SOURCE), write_lines("a.en", TARGET[:-1])
+    page = tmp_path / "page.html"
+    arguments = ["--source", str(source), "--target", str(target), "--html", str(page)]
+    assert main(["doctor", *arguments, *COMPUTING]) == 1
+    assert "FAULT line counts            60 lines and 59" in capsys.readouterr().out
+    assert "60 lines and 59" in page.read_text("utf-8")
+
+
+def test_the_test_set_is_looked_for(capsys: Capture, write_lines: WriteLines) -> None:
+    paths = [str(write_lines(name, lines)) for name, lines in (("a.zh", SOURCE), ("a.en", TARGET))]
+    tests = [str(write_lines(name, lines)) for name, lines in (("t.zh", SOURCE[:5]), ("t.en", TARGET[:5]))]
+    options = ["--source", paths[0], "--target", paths[1], "--test-source", tests[0], "--test-target", tests[1]]
+    assert main(["doctor", *options, *COMPUTING]) == 1
+    assert "FAULT test pairs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "The doctor needs a model, a settings file, or text: name one, or give --source and --target."),
+        (["--source", "a"], "--source and --target belong together: give both."),
+        (["m", "--test-source", "a"], "--test-source and --test-target belong together: give both."),
+        (["m", "--test-source", "a", "--test-target", "b"], "--test-source is looked for in the training text"),
+        (["m", "--html", "page.html"], "--html is the page of a corpus: give --source and --target too."),
+        (["gone"], "The doctor examines a model folder or a settings file, but gone does not exist."),
+        (["--source", "gone.zh", "--target", "gone.en"], "gone.zh does not exist: check the file's name."),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(capsys: Capture, arguments: list[str], message: str) -> None:
+    assert main(["doctor", *arguments, *COMPUTING]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""A textbook Transformer with one fault at a time: the doctor finds each by its check, and passes it without.
+
+Legend: B batch, S source length, T target length, D model width, V vocabulary.
+"""
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.inspection.doctor import CHECKS, ResidualLayer, SplitModel, Subject, examine
+
+PAD, START, EOS, V, D = 0, 1, 2, 40, 16
+Fault = Literal[
+    "none",
+    "no look-ahead mask",
+    "look-ahead one too far",
+    "look-ahead inverted",
+    "look-ahead without its diagonal",
+    "padding masked on the query axis",
+    "padding not masked",
+    "masked scores minus infinity",
+    "i counts dimensions",
+    "encoder without positions",
+    "decoder without positions",
+    "positions counted from the end",
+    "dropout in evaluation",
+    "norm on the stream",
+    "no residual",
+    "memory added to the query",
+    "memory not attended to",
+    "norm over the batch",
+    "labels not shifted",
+    "labels shifted twice",
+    "padding in the loss",
+    "smoothing forgotten",
+    "cache one position late",
+    "cache forgets the first piece",
+    "embeddings too large",
+    "memory detached",
+    "softmax before the loss",
+]
+Order = Literal["pre", "post"]
+
+
+def table(length: int, fault: Fault) -> Tensor:
+    """Sine and cosine in turn, written out as section 3.5 says it."""
+    rows = torch.zeros(length, D)
+    for place in range(length):
+        for pair in range(D // 2):
+            exponent = 2 * pair / D if fault != "i counts dimensions" else 2 * (2 * pair) / D
+            rows[place, 2 * pair] = math.sin(place / 10000**exponent)
+            rows[place, 2 * pair + 1] = math.cos(place / 10000**exponent)
+    return rows
+
+
+class Attention(nn.Module):
+    """One head. The mask is True where attending is allowed, (B or 1, Q or 1, L)."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.fault = fault
+        self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(memory).transpose(1, 2) / math.sqrt(D)  # (B, Q, L)
+        lowest = -math.inf if self.fault == "masked scores minus infinity" else torch.finfo(scores.dtype).min
+        weights: Tensor = scores.masked_fill(~mask, lowest).softmax(dim=-1) @ self.value(memory)
+        return weights
+
+
+class Block(nn.Module):
+    """A sub-layer with its residual and norm."""
+
+    def __init__(self, sublayer: nn.Module, order: Order, fault: Fault) -> None:
+        super().__init__()
+        self.sublayer, self.order, self.fault = sublayer, order, fault
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
+        """x: (B, T, D); among the inputs, None stands for the normed x itself (self-attention)."""
+        y = self.norm(x) if self.order == "pre" else x
+        out = self.sublayer(y, *(y if each is None else each for each in inputs))
+        out = F.dropout(out, 0.1, training=self.fault == "dropout in evaluation" or self.training)
+        if self.fault == "norm on the stream":
+            return self.norm(x) + out if self.order == "pre" else x + self.norm(out)  # type: ignore[no-any-return]
+        total = out if self.fault == "no residual" else x + out
+        if self.fault == "norm over the batch":
+            total = total - total.mean(dim=0, keepdim=True)
+        return total if self.order == "pre" else self.norm(total)
+
+
+class Textbook(nn.Module):
+    """One encoder layer and two decoder layers."""
+
+    def __init__(self, order: Order, fault: Fault) -> None:
+        super().__init__()
+        self.order, self.fault = order, fault
+        self.embedding = nn.Embedding(V, D)
+        nn.init.normal_(self.embedding.weight, std=5.0 if fault == "embeddings too large" else 0.3)
+        self.output = nn.Linear(D, V)
+        with torch.no_grad():
+            self.output.weight.copy_(self.embedding.weight)
+
+        def blocks(*sublayers: nn.Module) -> nn.ModuleList:
+            return nn.ModuleList(Block(sublayer, order, fault) for sublayer in sublayers)
+
+        def feed_forward() -> nn.Module:
+            return nn.Sequential(nn.Linear(D, 32), nn.ReLU(), nn.Linear(32, D))
+
+        self.encoder = blocks(Attention(fault), feed_forward())
+        self.decoder = nn.ModuleList(blocks(Attention(fault), Attention(fault), feed_forward()) for _ in range(2))
+        self.last_norms = nn.ModuleList(nn.LayerNorm(D) if order == "pre" else nn.Identity() for _ in range(2))
+
+    def embed(self, ids: Tensor, side: str, first: int = 0) -> Tensor:
+        x = self.embedding(ids) * math.sqrt(D)
+        if self.fault == f"{side} without positions":
+            return x  # type: ignore[no-any-return]
+        rows = table(first + ids.shape[1], self.fault).to(x)[first:]
+        return x + (rows.flip(0) if self.fault == "positions counted from the end" else rows)  # type: ignore[no-any-return]
+
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        present = (source != PAD)[:, None, :]
+        if self.fault == "padding masked on the query axis":
+            mask = present.transpose(1, 2).expand(-1, -1, source.shape[1])
+        else:
+            mask = present | (self.fault == "padding not masked")
+        x = self.embed(source, "encoder")
+        x = self.encoder[0](x, None, mask)
+        x = self.last_norms[0](self.encoder[1](x))
+        return x.detach() if self.fault == "memory detached" else x, mask
+
+    def decode(self, target: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        length = target.shape[1]
+        diagonal = {"look-ahead one too far": 1, "look-ahead without its diagonal": -1}.get(self.fault, 0)
+        ahead = torch.ones(1, length, length, dtype=torch.bool).tril(diagonal)
+        if self.fault == "no look-ahead mask":
+            ahead = torch.ones_like(ahead)
+        if self.fault == "look-ahead inverted":
+            ahead = ~ahead
+        if self.fault == "padding masked on the query axis":
+            memory_mask = torch.ones(1, 1, memory.shape[1], dtype=torch.bool)
+        x = self.embed(target, "decoder")
+        for layer in self.decoder:
+            x = self._layer(layer, x, x if self.order == "post" else None, memory, ahead, memory_mask)
+        return self._finish(x)
+
+    def _layer(  # (B, T, D) to (B, T, D)
+        self, layer: nn.Module, x: Tensor, past: Tensor | None, memory: Tensor, ahead: Tensor, memory_mask: Tensor
+    ) -> Tensor:
+        own, cross, feed_forward = layer.children()
+        x = own(x, past, ahead)
+        if self.fault == "memory added to the query":
+            room = F.pad(memory, (0, 0, 0, max(0, x.shape[1] - memory.shape[1])))
+            x = x + room[:, : x.shape[1]]
+        elsewhere = x if self.fault == "memory not attended to" else memory
+        seen = ahead if self.fault == "memory not attended to" else memory_mask
+        return feed_forward(cross(x, elsewhere, seen))  # type: ignore[no-any-return]
+
+    def _finish(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.last_norms[1](x))
+        return logits.softmax(dim=-1) if self.fault == "softmax before the loss" else logits
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory, mask = self.encode(source)
+        return self.decode(target, memory, mask)
+
+    def decode_steps(self, source: Tensor, target: Tensor) -> Tensor:
+        """Each layer keeps its normed inputs, which keys and values are made of."""
+        memory, mask = self.encode(source)
+        kept: list[list[Tensor]] = [[] for _ in self.decoder]
+        logits = []
+        for place in range(target.shape[1]):
+            late = place > 0 and self.fault == "cache one position late"
+            x = self.embed(target[:, place : place + 1], "decoder", place - late)
+            for layer, past in zip(self.decoder, kept, strict=True):
+                own = layer[0]  # type: ignore[index]
+                past.append(own.norm(x) if self.order == "pre" else x)
+                seen = torch.cat(past[self.fault == "cache forgets the first piece" and place > 0 :], dim=1)
+                everything = torch.ones(1, 1, seen.shape[1], dtype=torch.bool)
+                x = self._layer(layer, x, seen, memory, everything, mask)
+            logits.append(self._finish(x))
+        return torch.cat(logits, dim=1)
+
+    def loss(self, source: Tensor, target: Tensor) -> Tensor:
+        shift = {"labels not shifted": 0, "labels shifted twice": 2}.get(self.fault, 1)
+        start = torch.full_like(target[:, :1], START).expand(-1, shift)
+        logits = self(source, torch.cat([start, target], dim=1)[:, : target.shape[1]])
+        ignored = -100 if self.fault == "padding in the loss" else PAD
+        smoothing = 0.0 if self.fault == "smoothing forgotten" else 0.1
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=ignored, label_smoothing=smoothing)
+
+
+def subject(order: Order, fault: Fault) -> Subject:
+    torch.manual_seed(1)
+    model = Textbook(order, fault)
+
+    def layer(name: str, blocks: nn.Module, *, decoder: bool) -> ResidualLayer:
+        everything = torch.ones(1, 1, 5, dtype=torch.bool)
+
+        def run(x: Tensor) -> Tensor:
+            first = blocks[0](x, x if order == "post" else None, everything)  # type: ignore[index]
+            rest = [blocks[1](first, x, everything), blocks[2]] if decoder else [first, blocks[1]]  # type: ignore[index]
+            return rest[1](rest[0])  # type: ignore[no-any-return]
+
+        sublayers = tuple(block.sublayer for block in blocks)  # type: ignore[attr-defined]
+        return ResidualLayer(name=name, run=run, sublayers=sublayers, norm_order=order, d_model=D)
+
+    return Subject(
+        name=fault,
+        module=model,
+        logits=model,
+        source_vocabulary_size=V,
+        target_vocabulary_size=V,
+        pad_id=PAD,
+        start_id=START,
+        eos_id=EOS,
+        decode_steps=model.decode_steps,
+        split=SplitModel(
+            encode=lambda source: model.encode(source)[0],
+            decode=lambda target, memory, present: model.decode(target, memory, present[:, None, :]),
+        ),
+        loss=model.loss,
+        label_smoothing=0.1,
+        position_table=lambda length: table(length, fault),
+        layers=(
+            layer("encoder", model.encoder, decoder=False),
+            *(layer(f"decoder {number}", each, decoder=True) for number, each in enumerate(model.decoder)),
+        ),
+        fresh=lambda: subject(order, fault),
+        learning_rate=1e-2,
+    )
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_a_sound_model_passes(order: Order) -> None:
+    report = examine(subject(order, "none"))
+    assert report.passed, str(report)
+    assert all(check.passed for check in report.checks)
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        ("no look-ahead mask", "future"),
+        ("look-ahead one too far", "future"),
+        ("look-ahead inverted", "future"),
+        ("padding masked on the query axis", "source padding"),
+        ("padding not masked", "batch-mates"),
+        ("masked scores minus infinity", "all padding"),
+        ("i counts dimensions", "sinusoids"),
+        ("encoder without positions", "source positions"),
+        ("decoder without positions", "target positions"),
+        ("positions counted from the end", "target padding"),
+        ("dropout in evaluation", "repeatability"),
+        ("norm on the stream", "residual"),
+        ("no residual", "residual"),
+        ("memory added to the query", "memory order"),
+        ("memory not attended to", "source"),
+        ("norm over the batch", "batch-mates"),
+        ("labels not shifted", "loss"),
+        ("labels shifted twice", "loss"),
+        ("padding in the loss", "loss"),
+        ("smoothing forgotten", "loss"),
+        ("cache one position late", "cache"),
+        ("cache forgets the first piece", "cache"),
+        ("embeddings too large", "first loss"),
+        ("memory detached", "gradient"),
+        ("softmax before the loss", "overfit"),
+    ],
+)
+def test_each_fault_is_found_by_its_check(order: Order, fault: Fault, check: str) -> None:
+    report = examine(subject(order, fault), [each for each in CHECKS if each.name == check])
+    assert report.failed() == [check]
+    assert not report.passed
+    assert f"FAIL  {check}" in str(report)
+
+
+def test_a_decoder_that_never_sees_its_newest_piece() -> None:
+    """The residual still carries it, so the fault shows where there is none around the attention."""
+    report = examine(
+        subject("pre", "look-ahead without its diagonal"), [each for each in CHECKS if each.name == "cache"]
+    )
+    assert report.failed() == ["cache"]
