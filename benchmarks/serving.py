@@ -1,0 +1,365 @@
+"""How `transduce serve` stands up to load, to those who go away, to those who mean harm, and to time.
+
+    python benchmarks/serving.py                     # everything: about an hour on two cores
+    python benchmarks/serving.py --quick             # the same on less work
+    python benchmarks/serving.py --only speed        # speed, burst, deadlines, aborts, hostile, fuzz or soak
+    python benchmarks/serving.py --json rows.json    # the figures as a list of rows; `-` for standard output
+
+Speed: 64 clients that ask one sentence each at a time, against `translate` on the same sentences in one go, and against
+a server that is made as LibreTranslate's is (serving_peer.py says how). The time that the clients themselves compute is
+taken off the time of both servers. The model has random weights unless --model names one; the output's length is cut at
+--max-length for all. Latency: one client that asks again and again, against the same sentences offline, one at a time.
+
+Burst, deadlines: a model that waits at a gate, with room for 2 + 8 requests. Aborts: clients that hang up half-way.
+Hostile, fuzz: see serving_hostile.py and serving_fuzz.py. Soak: translations without end, some of them aborted, some
+wrong; and the same of a server that leaks on purpose, which must be found out. Memory is read from Linux' /proc.
+The exit status is 1 where a bar is missed.
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import serving_fuzz
+import serving_hostile
+from environments import peer_python, pinned
+from report import REPOSITORY, Row, machine, parser, report
+from serving_load import Answer, Client, Process, ask_all, gated, running, transduce_serve
+from serving_models import sentences, write_random_model
+
+CLIENTS = 64
+PEER = ("ctranslate2==4.8.5", "transformers==5.23.0", "waitress>=3", "sentencepiece>=0.2.1")
+
+
+def bar(name: str, value: float, unit: str, *, at_most: float | None = None, at_least: float | None = None) -> Row:
+    """A row that holds where the value is within its bound."""
+    if at_most is not None:
+        return Row(name, value, unit, bar=f"at most {at_most:g}", holds=value <= at_most)
+    assert at_least is not None
+    return Row(name, value, unit, bar=f"at least {at_least:g}", holds=value >= at_least)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+# --- speed ---------------------------------------------------------------------------------------------------
+
+
+def speed(said: Namespace, folder: Path) -> list[Row]:
+    """Throughput and latency."""
+    model = Path(said.model) if said.model else write_random_model(folder / "large", large=True)
+    lines = sentences(256 if said.quick else 1000)
+    singles = 20 if said.quick else 100
+    search = ["--beam-size", "4", "--max-length", str(said.max_length)]
+    search += ["--threads", str(said.threads)] if said.threads else []
+    options = [*search, "--precision", said.precision]
+    offline = _offline(model, lines, singles, options)
+    patient = ["--queue-seconds", "3600", "--deadline-seconds", "3600"]  # it is speed that is measured here
+    with transduce_serve(model, *options, *patient) as server:
+        served, answers = _throughput(server.url, lines)
+        alone = asyncio.run(ask_all(server.url, lines[:singles], clients=1))
+    translated = [json.loads(answer.body).get("translatedText") for answer in answers]
+    different = sum(ours != theirs for ours, theirs in zip(translated, offline["translations"], strict=True))
+    direct = len(lines) / offline["seconds"]
+    p99, p99_offline = (percentile(found, 0.99) for found in ([a.seconds for a in alone], offline["single_seconds"]))
+    rows = [
+        Row(
+            f"{CLIENTS} clients, one sentence each",
+            served,
+            "sentences/s",
+            "translate, all in one go",
+            direct,
+            served / direct,
+            "at least 0.8 times",
+            served >= 0.8 * direct,
+        ),
+        Row(
+            "one client, 99th percentile",
+            1000 * p99,
+            "ms",
+            "translate, one at a time",
+            1000 * p99_offline,
+            p99 / p99_offline,
+            "at most 1.5 times",
+            p99 <= 1.5 * p99_offline,
+        ),
+        _sameness(different, said.precision),
+    ]
+    return rows if said.without_peer else [*rows, _peer(model, lines, search, served)]
+
+
+def _sameness(different: int, precision: str) -> Row:
+    name = "answers that are not the offline translation"
+    return bar(name, different, "of all", at_most=0) if precision == "fp32" else Row(name, different, "of all")
+
+
+def _offline(model: Path, lines: Sequence[str], singles: int, options: Sequence[str]) -> dict[str, object]:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".zh") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        script = REPOSITORY / "benchmarks" / "serving_offline.py"
+        command = [sys.executable, script, model, file.name, "--singles", str(singles), *options]
+        done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def _throughput(url: str, lines: Sequence[str]) -> tuple[float, list[Answer]]:
+    """Sentences a second, without the seconds that the clients computed."""
+    asyncio.run(ask_all(url, lines[:8], clients=8))
+    began_at, computed = time.monotonic(), time.process_time()
+    answers = asyncio.run(ask_all(url, lines, clients=CLIENTS))
+    seconds = time.monotonic() - began_at - (time.process_time() - computed)
+    failed = [answer.status for answer in answers if answer.status != 200]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(answers)} requests failed, the first with status {failed[0]}.")
+    return len(lines) / seconds, answers
+
+
+def _peer(model: Path, lines: Sequence[str], search: Sequence[str], served: float) -> Row:
+    python = peer_python("serving", [*PEER, pinned("numpy")])
+    script = REPOSITORY / "benchmarks" / "serving_peer.py"
+    with running([python, script, model, *search], announces_on="stdout") as server:
+        theirs, _ = _throughput(server.url, lines)
+    peer = "waitress, 4 threads, around CTranslate2 float32"
+    ratio = served / theirs
+    return Row(f"{CLIENTS} clients", served, "sentences/s", peer, theirs, ratio, "at least 1.5 times", ratio >= 1.5)
+
+
+# --- limits --------------------------------------------------------------------------------------------------
+
+
+def burst(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """200 at once where there is room for 10."""
+    with gated("--set", "max_running=2", "--set", "max_waiting=8") as server:
+        asyncio.run(_send_burst(server, 20))
+        before = server.memory_megabytes()
+        server.forget_peak()
+        answers = asyncio.run(_send_burst(server, 200))
+        grown = server.memory_megabytes("VmHWM") - before
+    accepted = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status != 200]
+    return [
+        Row("burst of 200: accepted", len(accepted), "requests", bar="exactly 10", holds=len(accepted) == 10),
+        bar(
+            "burst of 200: refused as it should be",
+            sum(a.is_refusal_as_it_should_be for a in refused),
+            "requests",
+            at_least=190,
+        ),
+        bar(
+            "burst of 200: refusals, 99th percentile",
+            1000 * percentile([a.seconds for a in refused], 0.99),
+            "ms",
+            at_most=50,
+        ),
+        bar("burst of 200: growth of memory", grown, "MB", at_most=30),
+    ]
+
+
+async def _send_burst(server: Process, count: int) -> list[Answer]:
+    """All at once on open connections, while the gate is shut; it opens when all that will be refused have been."""
+    server.say("close")
+    clients = [Client(server.url) for _ in range(count)]
+    for client in clients:
+        await client.connect()
+    asking = [asyncio.ensure_future(client.translate("ein Satz", "de", "en")) for client in clients]
+    while sum(task.done() for task in asking) < count - 10:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    server.say("open")
+    answers = await asyncio.gather(*asking)
+    for client in clients:
+        client.close()
+    return list(answers)
+
+
+def deadlines(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """How late answers are that say it is too late: of waiting, of decoding, of a body that never comes."""
+    lateness = []
+    for seconds in (0.5, 1.0):
+        settings = [f"{name}={seconds}" for name in ("queue_seconds", "deadline_seconds", "read_seconds")]
+        arguments = [part for entry in ["max_running=1", *settings] for part in ("--set", entry)]
+        with gated(*arguments) as server:
+            found = asyncio.run(_wait_for_refusals(server))
+        lateness += [answer_seconds - seconds for status, answer_seconds in found if status in (408, 503, 504)]
+    return [
+        Row("deadlines that were kept", len(lateness), "of 12", bar="all", holds=len(lateness) == 12),
+        bar("deadlines: latest", 1000 * max(lateness, default=1e9), "ms", at_most=100),
+        bar("deadlines: earliest", 1000 * min(lateness, default=-1e9), "ms", at_least=-5),
+    ]
+
+
+async def _wait_for_refusals(server: Process) -> list[tuple[int, float]]:
+    """Four requests, one of which is decoded, and two bodies that never come."""
+    asking = [Client(server.url).translate("ein Satz", "de", "en") for _ in range(4)]
+    answers = await asyncio.gather(*asking, _half_a_body(server.url), _half_a_body(server.url))
+    return [(answer.status, answer.seconds) for answer in answers]
+
+
+async def _half_a_body(url: str) -> Answer:
+    host, port = url.removeprefix("http://").split(":")
+    started_at = time.monotonic()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{")
+    status = int((await reader.readline()).split()[1])
+    seconds = time.monotonic() - started_at
+    writer.close()
+    return Answer(status, seconds, b"", {})
+
+
+def aborts(said: Namespace, folder: Path) -> list[Row]:
+    """100 clients that hang up on long texts; then one that stays."""
+    model = write_random_model(folder / "large", large=True)
+    threads = ["--threads", str(said.threads)] if said.threads else []
+    with transduce_serve(model, "--max-length", "200", *threads) as server:
+        idle = min(asyncio.run(_probe(server.url)) for _ in range(5))
+        count = 20 if said.quick else 100
+        asyncio.run(_hang_up(server.url, count))
+        probe = asyncio.run(_probe(server.url))
+    return [
+        bar(f"after {count} aborted requests: one request, against an idle server", probe / idle, "times", at_most=2)
+    ]
+
+
+async def _probe(url: str) -> float:
+    client = Client(url)
+    answer = await client.translate("你好。", "zh", "en")
+    client.close()
+    return answer.seconds
+
+
+async def _hang_up(url: str, count: int) -> None:
+    text = "\n".join(sentences(20))
+    await asyncio.gather(*(Client(url).translate(text, "zh", "en", hang_up_after=0.5) for _ in range(count)))
+
+
+def hostile(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """Sixty requests that mean no good."""
+    requests = serving_hostile.hostile_requests()
+    with gated("--open", "--set", "read_seconds=5") as server:
+        asyncio.run(ask_all(server.url, ["ein Satz"] * 50, clients=5, languages=("de", "en")))
+        before = server.memory_megabytes()
+        server.forget_peak()
+        verdicts = [serving_hostile.judge(server.url, request) for request in requests]
+        grown = server.memory_megabytes("VmHWM") - before
+        healthy = asyncio.run(ask_all(server.url, ["ein Satz"], clients=1, languages=("de", "en")))
+    for verdict in verdicts:
+        if not verdict.is_right:
+            print(verdict, file=sys.stderr)
+    right = sum(verdict.is_right for verdict in verdicts)
+    return [
+        bar("hostile requests that were refused in a sentence", right, "of 60", at_least=60),
+        bar("hostile requests: peak growth of memory", grown, "MB", at_most=20),
+        bar("hostile requests: translations after them", sum(a.status == 200 for a in healthy), "of 1", at_least=1),
+    ]
+
+
+def fuzz(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """Requests generated from the server's own document, and damaged ones."""
+    cases, mutations = (500, 200) if said.quick else (5000, 2000)
+    with gated("--open", "--set", "read_seconds=5") as server:
+        statuses, findings = serving_fuzz.fuzz(server.url, cases)
+        _, damaged = serving_fuzz.mutate(server.url, mutations)
+    for finding in [*findings, *damaged][:10]:
+        print(finding, file=sys.stderr)
+    return [
+        bar(f"{cases:,} generated requests: errors and wrong answers", len(findings), "requests", at_most=0),
+        Row("generated requests that were granted", statuses[200], f"of {cases:,}"),
+        bar(f"{mutations:,} damaged requests: errors and hangs", len(damaged), "requests", at_most=0),
+    ]
+
+
+# --- soak ----------------------------------------------------------------------------------------------------
+
+
+def soak(said: Namespace, folder: Path) -> list[Row]:
+    """Memory, descriptors and threads over many requests; and whether a leak is found."""
+    count = 1000 if said.quick else 20_000
+    model = write_random_model(folder / "small", large=False)
+    options = ["--beam-size", "1", "--max-length", "12", "--threads", "1", "--precision", "fp32"]
+    with transduce_serve(model, *options) as server:
+        grown, files, threads = _grow(server, count, ("zh", "en"))
+    with gated("--open", "--leak-kilobytes", "2") as leaking:
+        leaked, _, _ = _grow(leaking, count, ("de", "en"))
+    found = leaked > 10.0 * count / 20_000
+    return [
+        bar(f"{count:,} translations: growth of memory", grown, "MB", at_most=10),
+        bar(f"{count:,} translations: more open files", files, "files", at_most=0),
+        bar(f"{count:,} translations: more threads", threads, "threads", at_most=0),
+        Row("the same of a server that leaks 2 kB a sentence", leaked, "MB", bar="found to grow", holds=found),
+    ]
+
+
+def _grow(server: Process, count: int, languages: tuple[str, str]) -> tuple[float, int, int]:
+    """By how much it has grown after the first tenth of the requests (more on top, so that caches are full)."""
+    asyncio.run(_mixed_requests(server.url, max(500, count // 10), languages, start=0))
+    before = server.memory_megabytes(), server.open_files(), server.threads()
+    asyncio.run(_mixed_requests(server.url, count, languages, start=1))
+    time.sleep(1.0)
+    return (
+        server.memory_megabytes() - before[0],
+        server.open_files() - before[1],
+        server.threads() - before[2],
+    )
+
+
+async def _mixed_requests(url: str, count: int, languages: tuple[str, str], *, start: int) -> None:
+    """Of all lengths, one in twenty aborted, one in twenty in a language that there is not; by 8 clients."""
+    randomness = random.Random(start)
+    lines = sentences(1000)
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        client = Client(url)
+        for _ in numbers:
+            text = " ".join(randomness.choices(lines, k=randomness.randint(1, 3)))
+            kind = randomness.random()
+            source = "xx" if kind < 0.05 else languages[0]
+            await client.translate(text, source, languages[1], hang_up_after=0.005 if kind > 0.95 else None)
+        client.close()
+
+    await asyncio.gather(*(work() for _ in range(8)))
+    await asyncio.sleep(0.5)
+
+
+PARTS: dict[str, Callable[[Namespace, Path], list[Row]]] = {
+    "speed": speed,
+    "burst": burst,
+    "deadlines": deadlines,
+    "aborts": aborts,
+    "hostile": hostile,
+    "fuzz": fuzz,
+    "soak": soak,
+}
+
+
+def main() -> int:
+    """Measures, prints and writes; 1 where a bar is missed."""
+    options = parser(__doc__)
+    options.add_argument("--only", choices=PARTS, action="append", help="this part alone; may be said several times")
+    options.add_argument(
+        "--model", metavar="FOLDER", help="for speed; random weights of 6+6 × 512 where nothing is said"
+    )
+    options.add_argument("--max-length", type=int, default=25, metavar="N", help="pieces of a translation")
+    options.add_argument("--threads", type=int, metavar="N", help="all cores where nothing is said")
+    options.add_argument("--precision", default="fp32", choices=("auto", "fp32", "bf16"))
+    options.add_argument("--without-peer", action="store_true", help="nothing is compared with another toolkit")
+    said = options.parse_args()
+    print(machine(), file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for name in said.only or PARTS for row in PARTS[name](said, Path(folder))]
+    return report(rows, said.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

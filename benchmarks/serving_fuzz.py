@@ -1,0 +1,348 @@
+"""Requests that are generated out of the server's own OpenAPI document, and answers that are checked against it.
+
+    python benchmarks/serving_fuzz.py http://127.0.0.1:5000 --cases 5000 --mutations 2000
+
+Most requests keep to the document; in some a field is missing, or has a value of another kind. None may end in a server
+error, and every answer must be what the document says. Mutations are whole requests with bytes changed, removed and
+inserted, sent as they are: the server may answer or hang up, but not fail, and not hang.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import socket
+import sys
+from collections import Counter
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_SECONDS = 20.0
+
+Schema = dict[str, Any]
+
+
+class Finding(NamedTuple):
+    """A request that the server did not take as it should."""
+
+    request: str
+    status: int | None
+    reason: str
+
+
+class Request(NamedTuple):
+    """What is sent."""
+
+    method: str
+    path: str
+    body: bytes
+    content_type: str | None
+
+
+class Document:
+    """An OpenAPI document, as far as ours goes."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+
+    def resolve(self, schema: Schema) -> Schema:
+        """What a reference refers to."""
+        while "$ref" in schema:
+            name = schema["$ref"].rpartition("/")[2]
+            schema = self.content["components"]["schemas"][name]
+        return schema
+
+    def operations(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Path, method, and description of each."""
+        return [
+            (path, method, operation)
+            for path, methods in self.content["paths"].items()
+            for method, operation in methods.items()
+        ]
+
+    def requests(self, path: str, method: str, operation: dict[str, Any]) -> st.SearchStrategy[Request]:
+        """Requests of an operation."""
+        if "requestBody" not in operation:
+            query = {entry["name"]: self.values(entry["schema"]) for entry in operation.get("parameters", [])}
+            asked = st.fixed_dictionaries({}, optional=query).map(
+                lambda said: "?" + urlencode(_texts(said)) if said else ""
+            )
+            return asked.map(lambda text: Request(method.upper(), path + text, b"", None))
+        schema = next(iter(operation["requestBody"]["content"].values()))["schema"]
+        return st.builds(lambda fields, form: _with_body(path, fields, form=form), self._fields(schema), st.booleans())
+
+    def _fields(self, schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
+        """A message; one in some has something wrong."""
+        schema = self.resolve(schema)
+        required = set(schema.get("required", []))
+        properties = {name: self.values(value) for name, value in schema["properties"].items()}
+        # Known languages most of the time, or nothing would ever be translated.
+        for name, values in (
+            ("source", ["de", "auto"]),
+            ("target", ["en"]),
+            ("target_lang", ["EN"]),
+            ("source_lang", ["DE"]),
+        ):
+            if name in properties:
+                properties[name] = st.sampled_from(values) | st.sampled_from(values) | properties[name]
+        right = st.fixed_dictionaries(
+            {name: value for name, value in properties.items() if name in required},
+            optional={name: value for name, value in properties.items() if name not in required},
+        )
+        wrong = st.builds(
+            lambda fields, name, value: fields | {name: value}, right, st.sampled_from(sorted(properties)), _anything()
+        )
+        missing = st.builds(
+            lambda fields, name: {key: value for key, value in fields.items() if key != name},
+            right,
+            st.sampled_from(sorted(properties)),
+        )
+        return st.one_of(right, right, right, right, wrong, missing)
+
+    def values(self, schema: Schema) -> st.SearchStrategy[Any]:
+        """Values that a schema allows."""
+        schema = self.resolve(schema)
+        if "anyOf" in schema:
+            return st.one_of([self.values(kind) for kind in schema["anyOf"]])
+        if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        kind = schema.get("type")
+        if kind == "string":
+            return st.text(max_size=min(schema.get("maxLength", 200), 200))
+        if kind == "integer":
+            return st.integers(schema.get("minimum", -5), schema.get("maximum", 5))
+        if kind == "number":
+            # The only number is a time-out; one that may pass is a matter of speed, and not of form.
+            return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
+        if kind == "boolean":
+            return st.booleans()
+        if kind == "array":
+            return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
+        return st.none()
+
+    def mismatch(self, value: Any, schema: Schema, place: str = "$") -> str | None:
+        """What is wrong with a value, if anything is."""
+        schema = self.resolve(schema)
+        if "anyOf" in schema:
+            found = [self.mismatch(value, kind, place) for kind in schema["anyOf"]]
+            return None if None in found else f"{place} is none of {len(found)} kinds"
+        if "enum" in schema:
+            return None if value in schema["enum"] else f"{place} is none of {schema['enum']}"
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "string": str,
+            "integer": int,
+            "number": (int, float),
+            "boolean": bool,
+            "array": list,
+            "object": dict,
+            "null": type(None),
+        }
+        if not isinstance(value, kinds[schema["type"]]):
+            return f"{place} is no {schema['type']}"
+        if isinstance(value, list):
+            entries = enumerate(value)
+            return next(filter(None, (self.mismatch(v, schema["items"], f"{place}[{n}]") for n, v in entries)), None)
+        if isinstance(value, dict):
+            return self._object_mismatch(value, schema, place)
+        return None
+
+    def _object_mismatch(self, value: dict[str, Any], schema: Schema, place: str) -> str | None:
+        missing = [name for name in schema.get("required", []) if name not in value]
+        unknown = [name for name in value if name not in schema["properties"]]
+        if missing or unknown:
+            return f"{place} lacks {missing}, has {unknown}"
+        inner = (self.mismatch(entry, schema["properties"][name], f"{place}.{name}") for name, entry in value.items())
+        return next(filter(None, inner), None)
+
+
+def _anything() -> st.SearchStrategy[Any]:
+    simple = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+    return st.recursive(
+        simple, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    )
+
+
+def _with_body(path: str, fields: dict[str, Any], *, form: bool) -> Request:
+    if form:
+        return Request("POST", path, urlencode(_texts(fields), doseq=True).encode(), _FORM)
+    return Request("POST", path, json.dumps(fields).encode(), _JSON)
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """As a form says them."""
+    return {
+        name: [str(entry) for entry in value] if isinstance(value, list) else "" if value is None else str(value)
+        for name, value in fields.items()
+    }
+
+
+def fuzz(url: str, cases: int, *, start: int = 1) -> tuple[Counter[int], list[Finding]]:
+    """How often each status came, and what was found, of so many generated requests."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_SECONDS)
+    document = Document(_spec(connection))
+    statuses: Counter[int] = Counter()
+    findings: list[Finding] = []
+    strategies = [
+        (operation, document.requests(path, method, operation)) for path, method, operation in document.operations()
+    ]
+    # Posts have the most to go wrong with.
+    weighted = [entry for entry in strategies for _ in range(5 if "requestBody" in entry[0] else 1)]
+    cases_of = st.one_of([st.tuples(st.just(number), weighted[number][1]) for number in range(len(weighted))])
+
+    @seed(start)
+    @settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases_of)
+    def one(case: tuple[int, Request]) -> None:
+        number, request = case
+        try:
+            status, kind, body = _send_again(connection, request)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            findings.append(Finding(repr(request), None, f"no answer: {error!r}"))
+            return
+        statuses[status] += 1
+        reason = _judge(document, weighted[number][0], status, kind, body)
+        if reason:
+            findings.append(Finding(repr(request), status, reason))
+
+    one()
+    connection.close()
+    return statuses, findings
+
+
+def _spec(connection: http.client.HTTPConnection) -> dict[str, Any]:
+    connection.request("GET", "/spec")
+    content: dict[str, Any] = json.loads(connection.getresponse().read())
+    return content
+
+
+def _send_again(connection: http.client.HTTPConnection, request: Request) -> tuple[int, str, bytes]:
+    """Once more on a new connection where the old one was closed for being idle."""
+    try:
+        return _send(connection, request)
+    except (ConnectionError, http.client.RemoteDisconnected):
+        connection.close()
+        return _send(connection, request)
+
+
+def _send(connection: http.client.HTTPConnection, request: Request) -> tuple[int, str, bytes]:
+    headers = {"Content-Type": request.content_type} if request.content_type else {}
+    connection.request(request.method, request.path, request.body or None, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.getheader("Content-Type", "").partition(";")[0], answer.read()
+
+
+def _judge(document: Document, operation: dict[str, Any], status: int, kind: str, body: bytes) -> str | None:
+    if status >= 500:
+        return body[:200].decode(errors="replace")
+    family = "200" if status == 200 else f"{status // 100}XX"
+    content = operation["responses"].get(family, {}).get("content", {})
+    if kind not in content:
+        return f"the document knows no {kind} with status {status}"
+    return (
+        document.mismatch(json.loads(body), content[kind]["schema"])
+        if kind == _JSON and status != 200
+        else (_success_mismatch(document, content[kind]["schema"], kind, body))
+    )
+
+
+def _success_mismatch(document: Document, schema: Schema, kind: str, body: bytes) -> str | None:
+    """A text is a text; the document about itself says only that it is JSON."""
+    if kind == "text/event-stream":
+        return None if re.fullmatch(rb"(event: \w+\ndata: [^\n]*\n\n)+", body) else "these are no server-sent events"
+    if kind != _JSON or schema == {"type": "string"}:
+        return None
+    return document.mismatch(json.loads(body), schema)
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------
+
+_POST = b"POST /translate HTTP/1.1\r\nHost: a\r\n"
+_SENTENCE = b'{"q":"ein Satz","source":"de","target":"en"}'
+_SEEDS = (
+    b"GET /languages HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (_POST, len(_SENTENCE), _SENTENCE),
+    b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (_POST, len(_SENTENCE), _SENTENCE),
+    b"%sContent-Encoding: gzip\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc" % _POST,
+)
+
+
+def mutate(url: str, cases: int, *, start: int = 1) -> tuple[Counter[str], list[Finding]]:
+    """What became of so many damaged requests, and which of them made the server fail or hang."""
+    randomness = random.Random(start)
+    outcomes: Counter[str] = Counter()
+    findings: list[Finding] = []
+    for _ in range(cases):
+        sent = _damaged(randomness.choice(_SEEDS), randomness)
+        status, is_hanging = _exchange(url, sent)
+        outcomes["hung up" if status is None else str(status)] += 1
+        if is_hanging or (status is not None and status >= 500):
+            findings.append(Finding(repr(sent), status, "it hangs" if is_hanging else "a server error"))
+    return outcomes, findings
+
+
+def _damaged(text: bytes, randomness: random.Random) -> bytes:
+    damaged = bytearray(text)
+    for _ in range(randomness.randint(1, 6)):
+        place = randomness.randrange(len(damaged))
+        match randomness.randrange(4):
+            case 0:
+                damaged[place] = randomness.randrange(256)
+            case 1:
+                del damaged[place : place + randomness.randint(1, 8)]
+            case 2:
+                damaged[place:place] = randomness.randbytes(randomness.randint(1, 8))
+            case _:
+                damaged[place:place] = damaged[place : place + randomness.randint(1, 40)]
+    return bytes(damaged)
+
+
+def _exchange(url: str, sent: bytes) -> tuple[int | None, bool]:
+    """The status of the first answer, None where there was none; and whether the server kept the line open for ever."""
+    address = urlsplit(url)
+    received = b""
+    with socket.create_connection((address.hostname or "", address.port or 80), timeout=_SECONDS) as connection:
+        try:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)  # nothing more will come, so there is nothing to wait for
+            while chunk := connection.recv(65536):
+                received += chunk
+        except TimeoutError:
+            return None, True
+        except OSError:
+            pass
+    found = re.match(rb"HTTP/1\.1 (\d{3}) ", received)
+    return (int(found[1]) if found else None), False
+
+
+def main() -> int:
+    """Prints what came; 1 where something was found."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("url")
+    options.add_argument("--cases", type=int, default=5000)
+    options.add_argument("--mutations", type=int, default=2000)
+    said = options.parse_args()
+    statuses, findings = fuzz(said.url, said.cases)
+    outcomes, more = mutate(said.url, said.mutations)
+    print(dict(sorted(statuses.items())), dict(sorted(outcomes.items())))
+    for finding in [*findings, *more][:20]:
+        print(finding)
+    return int(bool(findings or more))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

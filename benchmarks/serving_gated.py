@@ -1,0 +1,144 @@
+"""A server around a model that waits at a gate, so that what a server does under load can be counted exactly.
+
+    python benchmarks/serving_gated.py --set max_running=2 --set max_waiting=8
+
+The first line of the output is the server's address. Then it takes commands, a line each: `open` lets everything
+through, `close` nothing more, `steps` prints how many steps of decoding there were so far.
+"""
+
+import argparse
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from transduce.runtime.translation import Alternative, Translation
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+from transduce.serving.app import Application
+from transduce.serving.server import Server, address_of, open_socket
+from transduce.serving.service import Service
+from transduce.serving.settings import ServingSettings
+
+_GATE_SECONDS = 60.0  # a test that forgets to open the gate fails, and does not hang
+
+
+class GatedModel:
+    """Writes text in capitals, in some steps, each of which passes a gate. Implements `serving.jobs.Model`."""
+
+    def __init__(
+        self,
+        *,
+        steps: int = 4,
+        is_open: bool = True,
+        languages: tuple[str, str] = ("de", "en"),
+        beam_size: int = 1,
+        most_batches: int | None = None,
+        leak_bytes: int = 0,
+    ) -> None:
+        """`leak_bytes` are lost on every sentence, for tests that must find a leak."""
+        self.source_language, self.target_language = languages
+        self.search = SearchSettings(beam_size=beam_size)
+        self.steps = steps
+        self.steps_run = 0
+        """In all batches together."""
+        self.batches: deque[list[str]] = deque(maxlen=most_batches)
+        """What was decoded together, in order."""
+        self._leak_bytes = leak_bytes
+        self._leaked: list[bytes] = []
+        self._changed = threading.Condition()
+        self._is_open = is_open
+        self._permits = 0
+
+    def open(self) -> None:
+        """Lets everything through."""
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lets nothing through."""
+        with self._changed:
+            self._is_open, self._permits = False, 0
+
+    def let_through(self, steps: int) -> None:
+        """So many steps."""
+        with self._changed:
+            self._permits += steps
+            self._changed.notify_all()
+
+    def _pass_gate(self) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_open or self._permits, timeout=_GATE_SECONDS):
+                raise TimeoutError("nobody opened the gate")
+            self._permits -= 0 if self._is_open else 1
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """A piece a word, and the end."""
+        return [len(sentence.split()) + 1 for sentence in sentences]
+
+    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
+        """Capitals. A sentence with the word `poison` fails."""
+        self.batches.append(list(sentences))
+        self._leaked.extend(bytes(self._leak_bytes) for _ in sentences if self._leak_bytes)
+        if any("poison" in sentence for sentence in sentences):
+            raise RuntimeError("this model cannot bear poison")
+        rows = list(range(len(sentences)))
+        for step in range(1, self.steps + 1):
+            self._pass_gate()
+            self.steps_run += 1
+            if step == self.steps or not rows:
+                break
+            pieces = torch.arange(step).expand(len(rows), 1, step)
+            given_up = observer.after_step(torch.tensor(rows), pieces)
+            rows = [row for row in rows if row not in given_up]
+            if not rows:
+                break
+        return [Translation(sentence, _alternatives(sentence, search.n_best)) for sentence in sentences]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """A word a step."""
+        return " ".join(f"word{id}" for id in ids)
+
+
+def _alternatives(sentence: str, count: int) -> tuple[Alternative, ...]:
+    texts = [sentence.upper() if number == 0 else f"{sentence.upper()} ({number})" for number in range(count)]
+    return tuple(Alternative(text, (), (), score=0.0, ended=True) for text in texts)
+
+
+def main() -> int:
+    """Serves until standard input ends."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a serving setting")
+    options.add_argument("--steps", type=int, default=4, help="steps of a translation")
+    options.add_argument("--open", action="store_true", help="the gate is open at first")
+    options.add_argument("--leak-kilobytes", type=int, default=0, help="memory lost on every sentence")
+    said = options.parse_args()
+    values = dict(entry.split("=", 1) for entry in said.set)
+    settings = msgspec.convert(values | {"port": 0}, ServingSettings, strict=False)
+    leak_bytes = 1024 * said.leak_kilobytes
+    model = GatedModel(steps=said.steps, is_open=said.open, most_batches=10, leak_bytes=leak_bytes)
+    opened = open_socket(settings.host, settings.port)
+    address = address_of(opened)
+    server = Server(Application(Service([model], settings)), settings, lambda: print(address, flush=True))
+    threading.Thread(target=_obey, args=(model, server), daemon=True).start()
+    server.run(sockets=[opened])
+    return 0
+
+
+def _obey(model: GatedModel, server: Server) -> None:
+    for line in sys.stdin:
+        if line.strip() == "steps":
+            print(model.steps_run, flush=True)
+        elif line.strip() == "open":
+            model.open()
+        else:
+            model.close()
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Servers as processes, and clients that cost little: what serving.py measures with."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+from urllib.parse import urlsplit
+
+from report import REPOSITORY
+
+_HEAD = "POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+_START_SECONDS = 300.0
+
+
+class Answer(NamedTuple):
+    """What came of a request."""
+
+    status: int
+    """0 where the line was cut."""
+    seconds: float
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def is_refusal_as_it_should_be(self) -> bool:
+        """Whether it is a 429 or 503 with a sentence and a time to come again."""
+        try:
+            has_sentence = list(json.loads(self.body)) == ["error"]
+        except ValueError:
+            return False
+        return self.status in (429, 503) and has_sentence and self.headers.get("retry-after", "").isdigit()
+
+
+class Process:
+    """A server, seen from outside."""
+
+    def __init__(self, popen: subprocess.Popen[str], url: str) -> None:
+        self.popen = popen
+        self.url = url
+
+    def say(self, command: str) -> None:
+        """A line on its standard input."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(command + "\n")
+        self.popen.stdin.flush()
+
+    def memory_megabytes(self, name: str = "VmRSS") -> float:
+        """Resident memory, or its peak (`VmHWM`), from Linux' /proc."""
+        lines = Path(f"/proc/{self.popen.pid}/status").read_text("ascii").split("\n")
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024.0
+
+    def forget_peak(self) -> None:
+        """Lets the peak begin at what is resident now."""
+        Path(f"/proc/{self.popen.pid}/clear_refs").write_text("5", "ascii")
+
+    def open_files(self) -> int:
+        """Descriptors."""
+        return len(list(Path(f"/proc/{self.popen.pid}/fd").iterdir()))
+
+    def threads(self) -> int:
+        """Threads."""
+        return len(list(Path(f"/proc/{self.popen.pid}/task").iterdir()))
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str | Path], *, announces_on: str) -> Iterator[Process]:
+    """A server's process, from when it says its address on `stdout` or `stderr`; ended at the end."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")]))
+    pipes = {"stdin": subprocess.PIPE, announces_on: subprocess.PIPE}
+    with subprocess.Popen(
+        [str(part) for part in command], text=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": path}, **pipes
+    ) as popen:
+        try:
+            stream = popen.stdout if announces_on == "stdout" else popen.stderr
+            assert stream is not None
+            yield Process(popen, _read_address(stream))
+        finally:
+            popen.terminate()
+            popen.communicate(timeout=60)
+
+
+def _read_address(stream: IO[str]) -> str:
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until and (line := stream.readline()):
+        for word in line.split():
+            if word.startswith("http://"):
+                return word
+    raise SystemExit("The server did not start.")
+
+
+def gated(*arguments: str) -> contextlib.AbstractContextManager[Process]:
+    """`serving_gated.py`."""
+    script = REPOSITORY / "benchmarks" / "serving_gated.py"
+    return running([sys.executable, script, *arguments], announces_on="stdout")
+
+
+def transduce_serve(*arguments: str | Path) -> contextlib.AbstractContextManager[Process]:
+    """`transduce serve` on a port that the system chooses."""
+    return running([sys.executable, "-m", "transduce", "serve", *arguments, "--port", "0"], announces_on="stderr")
+
+
+# --- clients -------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One connection that is used again."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def connect(self) -> None:
+        """Opens the connection, where that is not to be part of what is measured."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
+
+    async def translate(self, text: str, source: str, target: str, *, hang_up_after: float | None = None) -> Answer:
+        """POST /translate; a client may hang up before the answer has come."""
+        body = json.dumps({"q": text, "source": source, "target": target}).encode()
+        head = f"{_HEAD}Content-Length: {len(body)}\r\n\r\n"
+        started_at = time.monotonic()
+        try:
+            await self.connect()
+            assert self._streams is not None
+            reader, writer = self._streams
+            writer.write(head.encode("ascii") + body)
+            async with asyncio.timeout(hang_up_after):
+                status, headers, content = await _read(reader)
+        except (OSError, EOFError, TimeoutError):
+            self.close()
+            return Answer(0, time.monotonic() - started_at, b"", {})
+        if headers.get("connection") == "close":
+            self.close()
+        return Answer(status, time.monotonic() - started_at, content, headers)
+
+    def close(self) -> None:
+        """Hangs up."""
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    fields = (line.partition(":") for line in head[1:] if line)
+    headers = {name.lower(): value.strip() for name, _, value in fields}
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def ask_all(
+    url: str, texts: Sequence[str], *, clients: int, languages: tuple[str, str] = ("zh", "en")
+) -> list[Answer]:
+    """One answer a text, by so many clients at once, each of which asks again when it has its answer."""
+    answers: list[Answer | None] = [None] * len(texts)
+    numbers = iter(range(len(texts)))
+
+    async def work() -> None:
+        client = Client(url)
+        for number in numbers:
+            answers[number] = await client.translate(texts[number], *languages)
+        client.close()
+
+    await asyncio.gather(*(work() for _ in range(clients)))
+    return [answer for answer in answers if answer is not None]

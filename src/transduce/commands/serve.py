@@ -1,0 +1,123 @@
+"""`transduce serve MODEL...`: translations over HTTP."""
+
+import argparse
+import contextlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from transduce.commands.options import add_computing, add_search, load_translator, search_settings
+from transduce.errors import TransduceError
+from transduce.serving.models import ServedModel, parse_model
+from transduce.serving.settings import ServingSettings
+from transduce.text.language_profiles import LanguageProfiles, merge_profiles
+
+_LIMITS = {
+    "requests_per_minute": (int, "N", "of one client; 0: no limit; none on this machine's own address, else 300"),
+    "max_running": (int, "N", "requests decoded at once"),
+    "max_waiting": (int, "N", "requests that wait behind them; more are refused"),
+    "workers": (int, "N", "threads that decode, each a batch of its own"),
+    "queue_seconds": (float, "SECONDS", "a request that was not begun by then is refused"),
+    "deadline_seconds": (float, "SECONDS", "a request is given up after so long"),
+    "read_seconds": (float, "SECONDS", "within which a request must have arrived"),
+    "shutdown_seconds": (float, "SECONDS", "accepted requests are waited for at the end"),
+    "max_connections": (int, "N", "open connections"),
+    "max_body_bytes": (int, "N", "of a request's body, also uncompressed"),
+    "max_texts": (int, "N", "in a request"),
+    "max_characters": (int, "N", "of all texts of a request"),
+    "max_alternatives": (int, "N", "further translations of a text"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    defaults = msgspec.structs.asdict(ServingSettings())
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="model folders, each for another pair; zh:en=FOLDER says the languages where the folder does not",
+    )
+    parser.add_argument("--host", default=defaults["host"], help="the address to listen at; 0.0.0.0 stands for all")
+    parser.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0 lets the system choose")
+    parser.add_argument("--api-keys", metavar="FILE", help="who translates must send a key of this file, one a line")
+    parser.add_argument(
+        "--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help="whose X-Forwarded-For names the client"
+    )
+    add_search(parser)
+    limits = parser.add_argument_group("limits")
+    for name, (kind, metavar, meaning) in _LIMITS.items():
+        option = f"--{name.replace('_', '-')}"
+        limits.add_argument(option, type=kind, default=defaults[name], metavar=metavar, help=meaning)
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until a signal comes; 0 then, however much there was to do."""
+    _check_installed()
+    from transduce.serving.app import Application
+    from transduce.serving.server import address_of, handled, open_socket, serve
+    from transduce.serving.service import Service
+
+    settings = serving_settings(options)
+    search_settings(options)  # an option that is out of its range is better told before models are loaded
+    opened = open_socket(settings.host, settings.port)
+    # While models are loaded nobody waits for an answer yet.
+    with contextlib.closing(opened), handled(_leave):
+        models = load_models(options)
+        profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
+        service = Service(models, settings, profiles=profiles, threads=options.threads)
+        pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
+        address = address_of(opened)
+
+        def announce() -> None:
+            sys.stderr.write(f"Serving {pairs} on {address} (Ctrl-C ends it).\n")
+            sys.stderr.flush()
+
+        serve(Application(service), settings, opened, announce)
+    return 0
+
+
+def _leave(number: int, frame: object) -> None:  # noqa: ARG001
+    raise SystemExit(0 if number == signal.SIGTERM else 128 + signal.SIGINT)
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TransduceError(
+            f"`transduce serve` needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed: pip install 'transduce[serve]'."
+        )
+
+
+def serving_settings(options: argparse.Namespace) -> ServingSettings:
+    """The options of this verb.
+
+    Raises:
+        TransduceError: one is out of its range, or the keys cannot be read.
+    """
+    from transduce.serving.clients import read_api_keys
+
+    return ServingSettings(
+        host=options.host,
+        port=options.port,
+        api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
+        trusted_proxies=tuple(options.trusted_proxies),
+        **{name: vars(options)[name] for name in _LIMITS},
+    )
+
+
+def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
+    """The models, in the order in which they were named."""
+    models = []
+    for said in options.models:
+        languages, folder = parse_model(said)
+        translator = load_translator(str(folder), options)
+        search = search_settings(options, str(folder))
+        profiles = LanguageProfiles.load(folder)
+        models.append(ServedModel(translator, search=search, languages=languages, profiles=profiles))
+    return models

@@ -1,0 +1,20 @@
+"""Answers on the wire: JSON, and errors in the form that all errors have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from transduce.serving.messages import ErrorMessage
+from transduce.serving.request_error import RequestError
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A message as JSON, in UTF-8."""
+    return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def error_answer(error: RequestError) -> Response:
+    """One sentence."""
+    return json_answer(ErrorMessage(error=error.sentence), error.status, error.headers)

@@ -1,0 +1,87 @@
+"""As much of DeepL's API (version 2) as its official clients need to translate text."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from transduce.serving.answers import json_answer
+from transduce.serving.deepl_messages import (
+    DeepLLanguage,
+    DeepLLanguagesRequest,
+    DeepLRequest,
+    DeepLResponse,
+    DeepLTranslation,
+    DeepLUsage,
+)
+from transduce.serving.encodings import listed
+from transduce.serving.gate import Gate, watch
+from transduce.serving.languages import AUTO, base, language_name
+from transduce.serving.openapi import Operation
+from transduce.serving.service import Wish
+
+_NO_LIMIT = 10**12
+# Its clients refuse these languages as a target without a region, so both regions of each are offered.
+_REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}
+
+OPERATIONS = (
+    Operation(
+        "post", "/v2/translate", "Translate texts, for DeepL's clients.", DeepLResponse, DeepLRequest, needs_key=True
+    ),
+    Operation("get", "/v2/languages", "Source or target languages.", list[DeepLLanguage], DeepLLanguagesRequest),
+    Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True),
+)
+
+
+class DeepL:
+    """Its handlers."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.service = gate.service
+
+    async def translate(self, request: Request) -> Response:
+        """POST /v2/translate."""
+        message = await self.gate.read(request, DeepLRequest)
+        self.gate.check_key(request)
+        wish = Wish(
+            texts=listed(message.text),
+            source=message.source_lang or AUTO,
+            target=message.target_lang,
+            format="html" if message.tag_handling else "text",
+        )
+        gone = watch(request)
+        try:
+            answers = await self.service.translate(wish, gone)
+        finally:
+            gone.cancel()
+        translations = [
+            DeepLTranslation(
+                detected_source_language=base(answer.source).upper(), text=answer.text, billed_characters=len(text)
+            )
+            for answer, text in zip(answers, wish.texts, strict=True)
+        ]
+        return json_answer(DeepLResponse(translations=translations))
+
+    async def languages(self, request: Request) -> Response:
+        """GET or POST /v2/languages; the official client sends a GET with a form as its body."""
+        message = await self.gate.read_message(request, DeepLLanguagesRequest)
+        routes = self.service.routes
+        if message.type == "source":
+            codes = sorted({base(code).upper() for code in routes.sources})
+            return json_answer([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
+        targets = {code for target in routes.all_targets for code in _target_codes(target)}
+        return json_answer(
+            [
+                DeepLLanguage(language=code, name=language_name(code.lower()), supports_formality=False)
+                for code in sorted(targets)
+            ]
+        )
+
+    async def usage(self, request: Request) -> Response:
+        """GET or POST /v2/usage."""
+        self.gate.check_key(request)
+        count = int(self.service.metrics.characters.value())
+        return json_answer(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
+
+
+def _target_codes(target: str) -> tuple[str, ...]:
+    return _REGIONS.get(target, (target.upper(),))

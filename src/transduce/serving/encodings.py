@@ -1,0 +1,139 @@
+"""A request's body → a typed message, in the three encodings that clients use: JSON, form, multipart; or the query."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from transduce.serving.request_error import RequestError, invalid
+
+_Message = TypeVar("_Message")
+
+_MOST_FIELDS = 1000
+_MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
+_PART_NAME = re.compile(rb'^content-disposition:[ \t]*form-data\b[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.I | re.M)
+_BOUNDARY = re.compile(r'boundary="?([!-~]{1,70}?)"?(?:\s*;|\s*$)')
+
+
+def read_message(body: bytes, content_type: str, query: str, message: type[_Message]) -> _Message:
+    """The message that a request holds.
+
+    Args:
+        body: uncompressed.
+        content_type: as the header says it; where it says nothing, an opening brace means JSON.
+        query: of the URL; its fields count where the body is a form and does not have them.
+        message: a struct.
+
+    Raises:
+        RequestError: the body is broken, in no known encoding, or not such a message.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json") or (not kind and body.lstrip()[:1] == b"{"):
+        return read_json(body, message)
+    if not body:
+        fields = read_form(query.encode())
+    elif kind == "application/x-www-form-urlencoded":
+        fields = _with_query(read_form(body), query)
+    elif kind == "multipart/form-data":
+        fields = _with_query(read_multipart(body, content_type), query)
+    else:
+        raise RequestError(
+            415,
+            "The request's body must be application/json, application/x-www-form-urlencoded or multipart/form-data.",
+        )
+    return _convert(fields, message)
+
+
+def read_json(body: bytes, message: type[_Message]) -> _Message:
+    """A JSON object, each key of which stands once."""
+    try:
+        found = msgspec.json.decode(body, type=message)
+        compact = msgspec.json.format(body, indent=-1)
+        keys = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise _wrong(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise invalid("the body is not JSON in UTF-8.") from None
+    except RecursionError:
+        raise invalid("the body is JSON that is nested too deeply.") from None
+    # Of a key that stands twice a dictionary keeps one, and so comes out shorter.
+    if len(msgspec.json.encode(keys)) < len(compact):
+        raise invalid("each key of the JSON object must stand once, and be written without escapes.")
+    return found
+
+
+def read_form(body: bytes) -> dict[str, list[str]]:
+    """The fields of an URL-encoded form."""
+    try:
+        pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    except UnicodeDecodeError:
+        raise invalid("the form is not UTF-8.") from None
+    except ValueError:
+        raise invalid(f"the form has more than {_MOST_FIELDS} fields.") from None
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        fields.setdefault(name.removesuffix("[]"), []).append(value)
+    return fields
+
+
+def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
+    """The fields of a multipart form; files are none (RFC 7578)."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        raise invalid("the multipart form must name its boundary.")
+    mark = b"\r\n--" + boundary[1].encode("ascii")
+    parts = (b"\r\n" + body).split(mark, _MOST_FIELDS + 1)
+    if len(parts) < 3 or not parts[-1].startswith(b"--"):
+        raise invalid(f"the multipart form must end with its boundary, and have at most {_MOST_FIELDS} parts.")
+    fields: dict[str, list[str]] = {}
+    for part in parts[1:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = _PART_NAME.search(head)
+        if name is None:
+            raise invalid("every part of the multipart form must have a name.")
+        try:
+            fields.setdefault(name[1].decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise invalid("the multipart form is not UTF-8.") from None
+    return fields
+
+
+def _with_query(fields: dict[str, list[str]], query: str) -> dict[str, list[str]]:
+    return (read_form(query.encode("latin-1")) if query else {}) | fields
+
+
+def _convert(fields: dict[str, list[str]], message: type[_Message]) -> _Message:
+    """A form has texts only. A field that stands several times is a list where the message takes one; one that was left
+    empty was not said, where the message takes no text.
+    """
+    hints = get_type_hints(message)
+    said: dict[str, Any] = {}
+    for name, values in fields.items():
+        if values == [""] and name in hints and str not in (hints[name], *get_args(hints[name])):
+            continue
+        if len(values) == 1:
+            said[name] = values[0]
+        elif list[str] in get_args(hints.get(name)):
+            said[name] = values
+        elif name in hints:
+            raise invalid(f"the field `{name}` must stand once, but stands {len(values)} times.")
+    try:
+        return msgspec.convert(said, message, strict=False)
+    except msgspec.ValidationError as error:
+        raise _wrong(error) from None
+
+
+def _wrong(error: msgspec.ValidationError) -> RequestError:
+    """In words that clients look for."""
+    missing = _MISSING_FIELD.match(str(error))
+    if missing:
+        return invalid(f"missing {missing[1]} parameter")
+    said = str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
+    return invalid(said[:1].lower() + said[1:])
+
+
+def listed(texts: str | Sequence[str]) -> list[str]:
+    """One text or several, as a list."""
+    return [texts] if isinstance(texts, str) else list(texts)

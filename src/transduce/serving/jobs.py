@@ -1,0 +1,101 @@
+"""The sentences of one request on their way through the decoder."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from transduce.runtime.translation import Translation
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+
+
+class Model(Protocol):
+    """What serving needs of a model."""
+
+    source_language: str
+    target_language: str
+    search: SearchSettings
+    """How it translates where a request says nothing."""
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """The pieces of each sentence, end symbol included."""
+
+    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
+        """Translations of a batch, in order. The observer sees every step, by the sentences' places in the list."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The target text that pieces spell."""
+
+
+# The place of a sentence in its request, the pieces of its best hypothesis so far, and how many of them are certain.
+Progress = Callable[[int, Sequence[int], int], None]
+
+
+class Job:
+    """What one request wants of a model: mostly, translations. The batcher's lock guards what changes."""
+
+    def __init__(
+        self,
+        model: Model,
+        sentences: Sequence[str],
+        search: SearchSettings,
+        *,
+        seconds: float,
+        progress: Progress | None = None,
+    ) -> None:
+        """`seconds` from now the answer is of no use any more; `progress` is called by the decoding thread."""
+        self.model = model
+        self.sentences = sentences
+        self.search = search
+        self.progress = progress
+        self.accepted_at = time.monotonic()
+        self.deadline = self.accepted_at + seconds
+        self.pieces = model.count_pieces(sentences)
+        # The longest first, for they fill a batch best when they are its head.
+        self.waiting = sorted(range(len(sentences)), key=lambda place: -self.pieces[place])
+        self.results: list[Any] = [None] * len(sentences)
+        self.in_batches = 0
+        self.started_at: float | None = None
+        self.abandoned = False
+        self.future: Future[list[Any]] = Future()
+        # Whoever waits may go away; that does not cancel what a worker is about to put here.
+        self.future.set_running_or_notify_cancel()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.abandoned or time.monotonic() >= self.deadline
+
+    def goes_with(self, other: "Job") -> bool:
+        """Whether sentences of both may be decoded together."""
+        return self.model is other.model and self.search == other.search
+
+    def decode(self, sentences: list[str], observer: Observer) -> list[Any]:
+        """The results of some sentences, its own and those of jobs that go with it."""
+        return self.model.translate(sentences, self.search, observer)
+
+
+class Study(Job):
+    """A look into how one sentence is translated. It is a batch by itself."""
+
+    def __init__(
+        self,
+        model: Model,
+        sentence: str,
+        search: SearchSettings,
+        *,
+        seconds: float,
+        work: Callable[[Observer], Any],
+    ) -> None:
+        """`work` is done by a decoding thread; its result is the job's only one."""
+        super().__init__(model, [sentence], search, seconds=seconds)
+        self._work = work
+
+    def goes_with(self, other: Job) -> bool:
+        """It goes with nothing but itself."""
+        return self is other
+
+    def decode(self, sentences: list[str], observer: Observer) -> list[Any]:  # noqa: ARG002
+        """The result of the work."""
+        return [self._work(observer)]

@@ -1,0 +1,138 @@
+"""The LibreTranslate API, and what a server tells of itself."""
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from transduce.serving.answers import json_answer
+from transduce.serving.encodings import listed
+from transduce.serving.gate import Gate, watch
+from transduce.serving.languages import language_name
+from transduce.serving.messages import (
+    DetectedLanguage,
+    DetectRequest,
+    FrontendSettings,
+    Language,
+    LanguageChoice,
+    LanguageChoices,
+    TranslateRequest,
+    TranslateResponse,
+)
+from transduce.serving.openapi import Operation
+from transduce.serving.request_error import RequestError
+from transduce.serving.service import Answer, Wish
+from transduce.serving.streaming import LatestProgress, stream_answer
+
+_FRONTEND_TIMEOUT_MILLISECONDS = 500
+
+OPERATIONS = (
+    Operation(
+        "post", "/translate", "Translate texts.", TranslateResponse, TranslateRequest, needs_key=True, streams=True
+    ),
+    Operation("post", "/detect", "Tell the language of a text.", list[DetectedLanguage], DetectRequest, needs_key=True),
+    Operation("get", "/languages", "The languages, and what each is translated to.", list[Language]),
+    Operation("get", "/frontend/settings", "What a page must know.", FrontendSettings),
+)
+
+
+class LibreTranslate:
+    """Its handlers."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.service = gate.service
+
+    async def translate(self, request: Request) -> Response:
+        """POST /translate."""
+        message = await self.gate.read(request, TranslateRequest)
+        self.gate.check_key(request, message.api_key)
+        wish = Wish(
+            texts=listed(message.q),
+            source=message.source,
+            target=message.target,
+            format=message.format or "text",
+            alternatives=message.alternatives or 0,
+            timeout_seconds=message.timeout,
+        )
+        gone = watch(request)
+        if message.stream:
+            latest = LatestProgress()
+            answering = asyncio.ensure_future(self._answer(message, wish, gone, latest))
+            return await stream_answer(answering, latest, gone.cancel)
+        try:
+            return json_answer(await self._answer(message, wish, gone))
+        finally:
+            gone.cancel()
+
+    async def _answer(
+        self,
+        message: TranslateRequest,
+        wish: Wish,
+        gone: asyncio.Future[None],
+        latest: LatestProgress | None = None,
+    ) -> TranslateResponse:
+        answers = await self.service.translate(wish, gone, None if latest is None else latest.put)
+        is_list = not isinstance(message.q, str)
+        return TranslateResponse(
+            translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
+            detected_language=_detected(answers, is_list=is_list),
+            alternatives=_alternatives(answers, is_list=is_list) if wish.alternatives else UNSET,
+        )
+
+    async def detect(self, request: Request) -> Response:
+        """POST /detect."""
+        message = await self.gate.read(request, DetectRequest)
+        self.gate.check_key(request, message.api_key)
+        if len(message.q) > self.service.settings.max_characters:
+            raise RequestError(
+                400,
+                f"Invalid request: request ({len(message.q)}) exceeds text limit "
+                f"({self.service.settings.max_characters} characters)",
+            )
+        return json_answer(self.service.detector.detect(message.q))
+
+    async def languages(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /languages."""
+        routes = self.service.routes
+        return json_answer(
+            [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.sources]
+        )
+
+    async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /frontend/settings."""
+        keys = self.service.keys.are_required
+        source, target = self.service.routes.first
+        return json_answer(
+            FrontendSettings(
+                char_limit=self.service.settings.max_characters,
+                frontend_timeout=_FRONTEND_TIMEOUT_MILLISECONDS,
+                api_keys=keys,
+                key_required=keys,
+                suggestions=False,
+                files_translation=False,
+                supported_files_format=[],
+                language=LanguageChoices(source=_choice(source), target=_choice(target)),
+            )
+        )
+
+    async def disabled(self, request: Request) -> Response:
+        """What LibreTranslate can be told not to offer, and this server does not."""
+        raise RequestError(403, f"{request.url.path} is not offered by this server: POST /translate takes texts.")
+
+
+def _choice(code: str) -> LanguageChoice:
+    return LanguageChoice(code=code, name=language_name(code))
+
+
+def _detected(answers: Sequence[Answer], *, is_list: bool) -> DetectedLanguage | list[DetectedLanguage] | UnsetType:
+    detected = [answer.detected for answer in answers if answer.detected is not None]
+    if not detected:
+        return UNSET
+    return detected if is_list else detected[0]
+
+
+def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | list[str]]:
+    return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]

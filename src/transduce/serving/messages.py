@@ -1,0 +1,164 @@
+"""What travels in the LibreTranslate API, typed: requests are checked against it, and the OpenAPI document says it.
+
+Field names are LibreTranslate's (version 1.9). What it does not know, `stream` and `timeout`, its clients do not send.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Number = Annotated[int, Meta(ge=0, le=1_000_000)]
+Alternatives = Annotated[
+    int, Meta(ge=0, le=1000, description="The beam is as wide as for so many further translations.")
+]
+
+
+class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """What `POST /translate` is sent."""
+
+    q: Annotated[str | list[str], Meta(description="A text, or several; lines are translated one by one.")]
+    source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
+    target: Annotated[str, Meta(description="A language code.")]
+    format: Annotated[
+        Literal["text", "html"] | None, Meta(description="In `html`, tags are kept and what they mark is translated.")
+    ] = "text"
+    alternatives: (
+        Annotated[int, Meta(ge=0, le=1000, description="How many further translations of each text.")] | None
+    ) = 0
+    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
+    stream: Annotated[
+        bool, Meta(description="Answer with server-sent events: `progress` with what is certain so far, then `result`.")
+    ] = False
+    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
+
+
+class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
+    """A language that a text may be in."""
+
+    language: str
+    confidence: Annotated[float, Meta(ge=0, le=100, description="In percent.")]
+
+
+class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
+    """What it answers: lists where `q` was a list."""
+
+    translated_text: str | list[str]
+    detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
+    """Where the source was `auto`."""
+    alternatives: list[str | list[str]] | UnsetType = UNSET
+    """Where some were asked for; best first, none of them twice."""
+
+
+class Progress(msgspec.Struct, kw_only=True, frozen=True):
+    """The data of a `progress` event: how far a line of a text is."""
+
+    index: int
+    """Which of the texts."""
+    line: int
+    """Which of its lines that are not empty."""
+    text: str
+    """What is certain: it only grows, and the result begins with it."""
+    draft: str
+    """The same, and the best guess for what comes next, which may still change."""
+
+
+class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """What `POST /detect` is sent."""
+
+    q: str
+    api_key: str | None = None
+
+
+class Language(msgspec.Struct, kw_only=True, frozen=True):
+    """A language of `GET /languages`."""
+
+    code: str
+    name: str
+    targets: list[str]
+    """What it is translated to."""
+
+
+class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """A language to begin with."""
+
+    code: str
+    name: str
+
+
+class LanguageChoices(msgspec.Struct, kw_only=True, frozen=True):
+    """On both sides."""
+
+    source: LanguageChoice
+    target: LanguageChoice
+
+
+class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
+    """What `GET /frontend/settings` tells a page."""
+
+    char_limit: int
+    frontend_timeout: int
+    """Milliseconds that a page waits after a keystroke before it asks for a translation."""
+    api_keys: bool
+    key_required: bool
+    suggestions: bool
+    files_translation: bool
+    supported_files_format: list[str]
+    language: LanguageChoices
+
+
+class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """What `POST /inspect` is sent."""
+
+    q: Annotated[str, Meta(description="One sentence, in one line.")]
+    source: Annotated[str, Meta(description="Its language.")]
+    target: Annotated[str, Meta(description="The language of the translation.")]
+    alternatives: Alternatives | None = 0
+    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
+    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
+
+
+class HeadOff(msgspec.Struct, kw_only=True, frozen=True):
+    """A head that is to be switched off, counted from 0."""
+
+    kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory`: of target to source.")]
+    layer: Number
+    head: Number
+
+
+class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
+    """What `POST /intervene` is sent: a sentence, and what is to be different."""
+
+    heads_off: Annotated[list[HeadOff], Meta(max_length=1000, description="What they find is replaced by zeros.")] = []
+    step: Annotated[Number, Meta(description="A place in the translation, from 0: what stands before it stays.")] | (
+        None
+    ) = None
+    force: Annotated[str, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
+        None
+    ) = None
+    forbid: Annotated[list[str], Meta(max_length=100, description="Pieces that are not written there.")] = []
+    changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
+
+
+class PageSettings(msgspec.Struct, kw_only=True, frozen=True):
+    """What is written into the page that the server shows."""
+
+    pairs: list[tuple[str, str]]
+    """Codes of the source and the target language of each model."""
+    most_characters: int
+    most_alternatives: int
+    needs_key: bool
+
+
+class Health(msgspec.Struct, kw_only=True, frozen=True):
+    """What `GET /health` answers while all is well."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """What every answer is that is no success."""
+
+    error: str
+    """One sentence."""

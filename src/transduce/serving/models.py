@@ -1,0 +1,79 @@
+"""A translator as serving sees it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transduce.errors import TransduceError
+from transduce.runtime.translation import Translation
+from transduce.runtime.translator import Translator
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+from transduce.serving.access import Access
+from transduce.text.language_profiles import LanguageProfiles
+
+
+class ServedModel:
+    """Implements `jobs.Model`."""
+
+    def __init__(
+        self,
+        translator: Translator,
+        *,
+        search: SearchSettings | None = None,
+        languages: tuple[str, str] | None = None,
+        profiles: LanguageProfiles | None = None,
+    ) -> None:
+        """Wraps a translator.
+
+        Args:
+            translator: opened.
+            search: how to translate; the translator's own way where nothing is said.
+            languages: what it translates from and to, where its folder does not say so, or says something else.
+            profiles: of its languages, by which texts are told apart.
+
+        Raises:
+            TransduceError: the languages are not known.
+        """
+        source, target = languages or (translator.source_language, translator.target_language)
+        if not source or not target:
+            raise TransduceError(
+                "A served model must have a source and a target language, but its folder names none: "
+                "say them before the folder, as in zh:en=models/mine."
+            )
+        self.translator = translator
+        self.source_language = source
+        self.target_language = target
+        self.search = search or translator.search
+        self.profiles = profiles
+        self.access = Access()
+        """Whoever computes with the model has it."""
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """The pieces of each sentence, end symbol included."""
+        return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
+
+    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
+        """Translations of a batch, in order."""
+        with self.access.shared():
+            return self.translator.translate(sentences, search, observer=observer)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The target text that pieces spell."""
+        return self.translator.tokenizer.target.decode(ids)
+
+
+def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
+    """A model as it is named on the command line: FOLDER, or SOURCE:TARGET=FOLDER.
+
+    Raises:
+        TransduceError: what stands before the folder are not two languages.
+    """
+    languages, equals, folder = said.rpartition("=")
+    if not equals or Path(said).exists():
+        return None, Path(said)
+    source, _, target = languages.partition(":")
+    if not source or not target or not folder:
+        raise TransduceError(
+            f"A model must be a folder, or two languages and a folder as in zh:en=models/mine, but is `{said}`."
+        )
+    return (source, target), Path(folder)

@@ -1,0 +1,212 @@
+"""What the protocols have in common: texts in some language → texts in another one, by whichever model does that."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from transduce.runtime.translation import Translation
+from transduce.search.settings import SearchSettings
+from transduce.serving.clients import ApiKeys
+from transduce.serving.detection import Detector
+from transduce.serving.engine import Engine
+from transduce.serving.jobs import Job, Model
+from transduce.serving.languages import AUTO, Routes, base
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress
+from transduce.serving.metrics import Metrics
+from transduce.serving.request_error import invalid
+from transduce.serving.settings import ServingSettings
+from transduce.serving.texts import Plan, plan
+from transduce.text.language_profiles import LanguageProfiles
+
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+
+
+class Wish(NamedTuple):
+    """What is asked for."""
+
+    texts: list[str]
+    source: str
+    target: str
+    format: str = "text"
+    alternatives: int = 0
+    timeout_seconds: float | None = None
+    """Where the client is in more of a hurry than the server's deadline."""
+
+
+class Answer(NamedTuple):
+    """One text's translation."""
+
+    text: str
+    alternatives: list[str]
+    source: str
+    detected: DetectedLanguage | None
+    """Where the source language was to be found out."""
+
+
+class Task(NamedTuple):
+    """One text on its way."""
+
+    text: str
+    plan: Plan
+    model: Model | None
+    source: str
+    detected: DetectedLanguage | None
+
+
+Report = Callable[[Progress], None]
+
+
+class Service:
+    """Translates and detects, for all protocols alike."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        settings: ServingSettings,
+        *,
+        profiles: LanguageProfiles | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Nothing runs until the engine is started.
+
+        Args:
+            models: at least one, each for another pair of languages.
+            settings: the limits.
+            profiles: of all languages, by which texts are told apart.
+            threads: to compute with; None: as many as PyTorch is set to.
+
+        Raises:
+            TransduceError: two models are for the same pair.
+        """
+        self.settings = settings
+        self.metrics = Metrics()
+        self.routes = Routes(models)
+        self.detector = Detector(self.routes.codes, profiles)
+        self.keys = ApiKeys(settings.api_keys)
+        self.engine = Engine(settings, self.metrics, threads=threads)
+
+    def page_settings(self) -> PageSettings:
+        """What the page must know."""
+        return PageSettings(
+            pairs=self.routes.pairs,
+            most_characters=self.settings.max_characters,
+            most_alternatives=self.settings.max_alternatives,
+            needs_key=self.keys.are_required,
+        )
+
+    async def translate(self, wish: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
+        """Each text's translation, in order.
+
+        Args:
+            wish: what is asked for.
+            gone: done when the client has gone.
+            report: learns how far each line is, in the event loop.
+
+        Raises:
+            RequestError: the wish is not granted.
+            ClientGoneError: the client went away first.
+        """
+        self._check_limits(wish)
+        tasks = self._tasks(wish)
+        self.metrics.characters.add(sum(map(len, wish.texts)))
+        models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
+        jobs = [self._job(model, tasks, wish, report) for model in models]
+        found = await self._decode_all(jobs, gone)
+        translations = {id(model): iter(results) for model, results in zip(models, found, strict=True)}
+        return [_answer(task, wish, translations.get(id(task.model), iter(()))) for task in tasks]
+
+    async def _decode_all(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Translation]]:
+        """All jobs; where one fails the others are given up."""
+        waiting = [asyncio.ensure_future(self.engine.decode(job, gone)) for job in jobs]
+        try:
+            return list(await asyncio.gather(*waiting))
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _check_limits(self, wish: Wish) -> None:
+        limits, characters = self.settings, sum(map(len, wish.texts))
+        if len(wish.texts) > limits.max_texts:
+            raise invalid(f"request ({len(wish.texts)} texts) exceeds text limit ({limits.max_texts})")
+        if characters > limits.max_characters:
+            raise invalid(f"request ({characters}) exceeds text limit ({limits.max_characters} characters)")
+        if wish.alternatives > limits.max_alternatives:
+            raise invalid(f"alternatives ({wish.alternatives}) exceeds limit ({limits.max_alternatives})")
+
+    def _tasks(self, wish: Wish) -> list[Task]:
+        target = self.routes.find(wish.target)
+        spaced = base(target) not in _UNSPACED
+        said = None if wish.source.lower() == AUTO else self.routes.find(wish.source)
+        tasks = []
+        for text in wish.texts:
+            planned = plan(text, wish.format, spaced=spaced)
+            detected = None if said else self._detect(planned, target)
+            source = said or (detected.language if detected else target)
+            tasks.append(Task(text, planned, self.routes.model(source, target), source, detected))
+        return tasks
+
+    def _detect(self, planned: Plan, target: str) -> DetectedLanguage:
+        """The language of what is to be translated, among those that are translated to the target, and itself."""
+        return self.detector.detect(" ".join(planned.sentences), self.routes.candidates(target))[0]
+
+    def _job(self, model: Model, tasks: Sequence[Task], wish: Wish, report: Report | None) -> Job:
+        """All sentences that one model is to translate."""
+        places = [
+            (index, line)
+            for index, task in enumerate(tasks)
+            if task.model is model
+            for line in range(len(task.plan.sentences))
+        ]
+        seconds = self.settings.deadline_seconds
+        return Job(
+            model,
+            [tasks[index].plan.sentences[line] for index, line in places],
+            with_alternatives(model.search, wish.alternatives),
+            seconds=min(seconds, wish.timeout_seconds or seconds),
+            progress=None if report is None or wish.format == "html" else _reporter(model, places, report),
+        )
+
+
+def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
+    """The beam is made wider where it holds too few hypotheses."""
+    n_best = alternatives + 1
+    if n_best == search.n_best:
+        return search
+    beam_size = search.beam_size if search.sampling is not None else max(search.beam_size, n_best)
+    return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
+
+
+def _reporter(
+    model: Model, places: Sequence[tuple[int, int]], report: Report
+) -> Callable[[int, Sequence[int], int], None]:
+    """Progress of a decoding thread, told to the event loop in text."""
+    loop = asyncio.get_running_loop()
+
+    def progress(number: int, ids: Sequence[int], certain: int) -> None:
+        index, line = places[number]
+        # A character may have only some of its bytes yet.
+        text, draft = (model.text(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+        with contextlib.suppress(RuntimeError):  # the server has ended and so has its loop
+            loop.call_soon_threadsafe(report, Progress(index=index, line=line, text=text, draft=draft))
+
+    return progress
+
+
+def _answer(task: Task, wish: Wish, translations: Iterator[Translation]) -> Answer:
+    """A text's answer; its sentences' translations are the next ones."""
+    if task.model is None:
+        return Answer(task.text, [], task.source, task.detected)
+    found = [next(translations) for _ in task.plan.sentences]
+    ranks = range(wish.alternatives + 1)
+    texts = dict.fromkeys(task.plan.assemble([_nth(translation, rank) for translation in found]) for rank in ranks)
+    best, *others = texts
+    return Answer(best, others, task.source, task.detected)
+
+
+def _nth(translation: Translation, rank: int) -> str:
+    """The alternative of this rank; where there are fewer, the best one."""
+    alternatives = translation.alternatives
+    return alternatives[rank if rank < len(alternatives) else 0].text

@@ -1,0 +1,39 @@
+"""A text of a request → the sentences to translate, and their translations → the text again.
+
+Lines are translated one by one, as `transduce translate` does it; line ends and empty lines stay as they are.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from transduce.serving.markup import markup_plan
+
+_LINE_ENDS = re.compile(r"(\r?\n)")
+
+
+class Plan(NamedTuple):
+    """What is to be translated, and what becomes of it."""
+
+    sentences: list[str]
+    assemble: Callable[[Sequence[str]], str]
+    """The translations of the sentences, in order, to the translated text."""
+
+
+def plan_text(text: str) -> Plan:
+    """Of plain text."""
+    pieces = _LINE_ENDS.split(text)  # lines at even places, line ends between them
+    spoken = [place for place in range(0, len(pieces), 2) if pieces[place].strip()]
+
+    def assemble(translations: Sequence[str]) -> str:
+        translated = [piece if place % 2 else "" for place, piece in enumerate(pieces)]
+        for place, translation in zip(spoken, translations, strict=True):
+            translated[place] = translation
+        return "".join(translated)
+
+    return Plan([pieces[place] for place in spoken], assemble)
+
+
+def plan(text: str, format: str, *, spaced: bool) -> Plan:
+    """Of text or HTML; `spaced` is whether the target language puts spaces between words."""
+    return Plan(*markup_plan(text, spaced=spaced)) if format == "html" else plan_text(text)

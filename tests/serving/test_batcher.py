@@ -1,0 +1,211 @@
+"""What goes into a batch, in which order, and what becomes of it."""
+
+from typing import Any
+
+import pytest
+
+from transduce.runtime.translation import Alternative, Translation
+from transduce.search.settings import SearchSettings
+from transduce.serving.batcher import Batcher
+from transduce.serving.jobs import Job
+from transduce.serving.request_error import RequestError
+
+
+def make(**settings: Any) -> Batcher:
+    return Batcher(**{"max_running": 100, "max_waiting": 100, "batch_pieces": 1000, "gather_seconds": 0.0} | settings)
+
+
+@pytest.fixture
+def model(gated_model: Any) -> Any:
+    return gated_model()
+
+
+def sentence(words: int) -> str:
+    """Of so many pieces, the end included."""
+    return " ".join(["a"] * (words - 1))
+
+
+def job(model: Any, *lengths: int, seconds: float = 60.0, beam_size: int = 1) -> Job:
+    return Job(model, [sentence(length) for length in lengths], SearchSettings(beam_size=beam_size), seconds=seconds)
+
+
+def translated(text: str) -> Translation:
+    return Translation(text, (Alternative(text.upper(), (), (), score=0.0, ended=True),))
+
+
+def lengths(batcher: Batcher) -> list[int]:
+    """The pieces of the sentences of the next batch, which is delivered."""
+    batch = batcher.take()
+    assert batch is not None
+    batcher.finish(batch, [translated(text) for text in batch.sentences])
+    return [place.pieces for place in batch.places]
+
+
+def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:
+    batcher = make(batch_pieces=40)
+    for length in (10, 9, 10, 8, 3):
+        batcher.submit(job(model, length))
+    assert lengths(batcher) == [10, 10, 9, 8]
+    assert lengths(batcher) == [3]
+
+
+def test_hypotheses_count_as_pieces(model: Any) -> None:
+    batcher = make(batch_pieces=40)
+    for _ in range(3):
+        batcher.submit(job(model, 10, beam_size=2))
+    assert lengths(batcher) == [10, 10]
+
+
+def test_sentences_of_like_length_go_together_and_the_oldest_request_first(model: Any) -> None:
+    batcher = make(batch_pieces=40)
+    for length in (20, 5, 19, 6):
+        batcher.submit(job(model, length))
+    assert lengths(batcher) == [20, 19]
+    assert lengths(batcher) == [5, 6]
+
+
+def test_a_sentence_that_is_too_long_goes_alone(model: Any) -> None:
+    batcher = make(batch_pieces=40)
+    batcher.submit(job(model, 500))
+    batcher.submit(job(model, 5))
+    assert lengths(batcher) == [500]
+    assert lengths(batcher) == [5]
+
+
+def test_a_long_text_does_not_keep_short_ones_waiting(model: Any) -> None:
+    batcher = make(batch_pieces=20)
+    long = job(model, *[10] * 9)
+    short = job(model, 3)
+    batcher.submit(long)
+    batcher.submit(short)
+    taken = [lengths(batcher) for _ in range(3)]
+    assert [3] in taken[:2] or any(3 in batch for batch in taken[:2])
+    assert short.future.done()
+    assert not long.future.done()
+
+
+def test_different_ways_to_search_and_models_are_kept_apart(model: Any, gated_model: Any) -> None:
+    batcher = make()
+    first, second, third = job(model, 4), job(model, 4, beam_size=2), job(gated_model(), 4)
+    for each in (first, second, third):
+        batcher.submit(each)
+    for each in (first, second, third):
+        batch = batcher.take()
+        assert batch is not None
+        assert batch.jobs == [each]
+
+
+def test_answers_are_in_the_order_of_the_request(model: Any) -> None:
+    batcher = make(batch_pieces=10)
+    request = job(model, 3, 9, 1, 5, 7)
+    batcher.submit(request)
+    while not request.future.done():
+        lengths(batcher)
+    assert [result.source for result in request.future.result()] == list(request.sentences)
+
+
+def test_room_is_counted_exactly(model: Any) -> None:
+    batcher = make(max_running=2, max_waiting=3)
+    jobs = [job(model, 4) for _ in range(5)]
+    for each in jobs:
+        batcher.submit(each)
+    assert batcher.is_full()
+    with pytest.raises(RequestError, match="busy"):
+        batcher.submit(job(model, 4))
+    batch = batcher.take()
+    assert batch is not None
+    assert batch.jobs == jobs[:2]
+    assert (batcher.running, batcher.waiting) == (2, 3)
+    with pytest.raises(RequestError, match="busy"):
+        batcher.submit(job(model, 4))
+    batcher.leave(batch, jobs[0])
+    assert (batcher.running, batcher.waiting) == (1, 3)
+    batcher.submit(job(model, 4))
+    batcher.finish(batch, [translated(text) for text in batch.sentences])
+    assert jobs[1].future.done()
+    assert not jobs[0].future.done()
+    assert (batcher.running, batcher.waiting) == (0, 4)
+
+
+def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> None:
+    batcher = make(max_running=1, batch_pieces=10)
+    long, other = job(model, 10, 10), job(model, 10)
+    batcher.submit(other)
+    batcher.submit(long)
+    assert lengths(batcher) == [10]
+    first = batcher.take()
+    assert first is not None
+    assert first.jobs == [long]
+    late = job(model, 10)
+    batcher.submit(late)
+    second = batcher.take()
+    assert second is not None
+    assert second.jobs == [long]
+    for batch in (first, second):
+        batcher.finish(batch, [translated(text) for text in batch.sentences])
+    assert long.future.done()
+    assert batcher.running == 0
+
+
+def test_an_abandoned_request_leaves_the_queue(model: Any) -> None:
+    batcher = make()
+    gone, other = job(model, 4), job(model, 4)
+    batcher.submit(gone)
+    batcher.submit(other)
+    assert batcher.abandon(gone) is False
+    batch = batcher.take()
+    assert batch is not None
+    assert batch.jobs == [other]
+    assert batcher.abandon(other) is True
+    batcher.finish(batch, [translated("x")])
+    assert (batcher.running, batcher.waiting) == (0, 0)
+    assert isinstance(other.future.exception(), RequestError)
+
+
+def test_a_late_request_is_not_begun(model: Any) -> None:
+    batcher = make()
+    late, other = job(model, 4, seconds=-1), job(model, 4)
+    batcher.submit(late)
+    batcher.submit(other)
+    batch = batcher.take()
+    assert batch is not None
+    assert batch.jobs == [other]
+
+
+def test_a_batch_that_failed_tells_its_requests(model: Any) -> None:
+    batcher = make(batch_pieces=10)
+    request = job(model, 10, 10, 10)
+    batcher.submit(request)
+    batch = batcher.take()
+    assert batch is not None
+    batcher.finish(batch, RequestError(500, "sorry"))
+    assert request.future.exception(0).sentence == "sorry"  # type: ignore[union-attr]
+    assert (batcher.running, batcher.waiting) == (0, 0)
+
+
+def test_after_the_end_nothing_is_taken_in_and_the_rest_is_worked_on(model: Any) -> None:
+    batcher = make()
+    request = job(model, 4)
+    batcher.submit(request)
+    batcher.close()
+    with pytest.raises(RequestError, match="shutting down"):
+        batcher.submit(job(model, 4))
+    assert lengths(batcher) == [4]
+    assert batcher.take() is None
+    assert request.future.done()
+
+
+def test_whoever_waits_when_all_is_given_up_is_told(model: Any) -> None:
+    batcher = make(batch_pieces=4)
+    running, waiting = job(model, 4), job(model, 4)
+    batcher.submit(running)
+    batch = batcher.take()
+    batcher.submit(waiting)
+    batcher.close()
+    batcher.give_up()
+    assert batch is not None
+    for each in (running, waiting):
+        with pytest.raises(RequestError, match="shutting down"):
+            each.future.result(0)
+    assert batcher.take() is None
+    batcher.finish(batch, [translated("x")])

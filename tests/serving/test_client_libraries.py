@@ -1,0 +1,67 @@
+"""The client libraries that people have, unchanged, against a live server."""
+
+from typing import Any
+
+import pytest
+
+
+def test_libretranslatepy(live: Any) -> None:
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(live.url)
+    assert client.translate("ein süßer Tee & mehr", "de", "en") == "EIN SÜSSER TEE & MEHR"
+    assert client.translate("茶 tea", "auto", "en", timeout=10) == "茶 TEA"
+    assert client.detect("今天天气很好")[0] == {"confidence": 100.0, "language": "zh-Hans"}
+    assert [language["code"] for language in client.languages()] == ["de", "en", "zh-Hans"]
+
+
+def test_libretranslatepy_with_a_key(serve: Any, gated_model: Any) -> None:
+    libretranslatepy = pytest.importorskip("libretranslatepy")
+    from urllib.error import HTTPError
+
+    with serve(gated_model(), api_keys=("secret",)) as live:
+        client = libretranslatepy.LibreTranslateAPI(live.url, "secret")
+        assert client.translate("eins", "de", "en") == "EINS"
+        assert client.languages()[0]["code"] == "de"
+        with pytest.raises(HTTPError, match="403") as refused:
+            libretranslatepy.LibreTranslateAPI(live.url, "wrong").translate("eins", "de", "en")
+        refused.value.close()
+
+
+def test_deep_translator(live: Any) -> None:
+    deep_translator = pytest.importorskip("deep_translator")
+    client = deep_translator.LibreTranslator(source="de", target="en", api_key="any", custom_url=f"{live.url}/")
+    assert client.translate("ein süßer Tee & mehr") == "EIN SÜSSER TEE & MEHR"
+    assert client.translate_batch(["eins", "zwei"]) == ["EINS", "ZWEI"]
+    assert client.translate("茶" * 4000) == "茶" * 4000
+    with pytest.raises(deep_translator.exceptions.ServerException):
+        deep_translator.LibreTranslator(source="fr", target="en", api_key="any", custom_url=f"{live.url}/").translate(
+            "un"
+        )
+
+
+def test_deepl(live: Any) -> None:
+    deepl = pytest.importorskip("deepl")
+    client = deepl.Translator("any", server_url=live.url)
+    result = client.translate_text("ein süßer Tee", source_lang="DE", target_lang="EN-US")
+    assert (result.text, result.detected_source_lang, result.billed_characters) == ("EIN SÜSSER TEE", "DE", 13)
+    several = client.translate_text(["今天的茶 a", "今天"], target_lang="EN-GB")
+    assert [(result.text, result.detected_source_lang) for result in several] == [("今天的茶 A", "ZH"), ("今天", "ZH")]
+    tagged = client.translate_text("<b>茶 tea</b>", target_lang="EN-GB", source_lang="ZH", tag_handling="html")
+    assert tagged.text == "<b>茶 TEA</b>"
+    assert [language.code for language in client.get_source_languages()] == ["DE", "EN", "ZH"]
+    assert [language.code for language in client.get_target_languages()] == ["EN-GB", "EN-US", "PT-BR"]
+    assert not client.get_usage().any_limit_reached
+    with pytest.raises(deepl.DeepLException, match=r"KO is not supported|Bad request"):
+        client.translate_text("eins", target_lang="KO")
+    client.close()
+
+
+def test_deepl_with_a_key(serve: Any, gated_model: Any) -> None:
+    deepl = pytest.importorskip("deepl")
+    with serve(gated_model(), api_keys=("secret",)) as live:
+        client = deepl.Translator("secret", server_url=live.url)
+        assert client.translate_text("eins", target_lang="EN-US", source_lang="DE").text == "EINS"
+        client.close()
+        wrong = deepl.Translator("wrong", server_url=live.url)
+        with pytest.raises(deepl.AuthorizationException):
+            wrong.translate_text("eins", target_lang="EN-US")
+        wrong.close()

@@ -1,0 +1,156 @@
+"""`transduce serve` with a real model: the same translations as offline, and options that are wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.commands.main import build_parser, main
+from transduce.commands.serve import serving_settings
+from transduce.errors import TransduceError
+from transduce.runtime.translator import Translator
+from transduce.serving.models import ServedModel
+from transduce.serving.settings import ServingSettings
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+def dev_lines(toy_corpus: Path) -> list[str]:
+    return (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:-1]
+
+
+def test_answers_equal_the_offline_translations(serve: Any, translator: Translator, toy_corpus: Path) -> None:
+    lines = [*dev_lines(toy_corpus)[:40], "。", "茶", "我喜欢苹果。" * 120]
+    search = translator.search
+    offline = [found.text for found in translator.translate(lines, search)]
+    model = ServedModel(translator, languages=("zh", "en"))
+    with serve(model, gather_milliseconds=3.0) as live, ThreadPoolExecutor(16) as clients:
+        replies = list(clients.map(lambda line: live.translate(line, source="zh"), lines))
+        assert [reply.json["translatedText"] for reply in replies] == offline
+        together = live.translate(lines, source="zh").json["translatedText"]
+        assert together == offline
+        assert live.service.metrics.batch_sentences._counts[0] < len(lines)
+
+
+def test_alternatives_and_streams_end_with_the_same_translation(
+    serve: Any, translator: Translator, toy_corpus: Path
+) -> None:
+    line = dev_lines(toy_corpus)[0]
+    best = translator.translate([line], translator.search)[0].text
+    with serve(ServedModel(translator, languages=("zh", "en"))) as live:
+        found = live.translate(line, source="zh", alternatives=3).json
+        assert found["translatedText"] == best
+        assert len(set(found["alternatives"]) - {best}) == len(found["alternatives"]) <= 3
+        events = live.translate(line, source="zh", stream=True).body.decode().split("\n\n")[:-1]
+    assert json.loads(events[-1].partition("data: ")[2])["translatedText"] == best
+    certain = [json.loads(event.partition("data: ")[2])["text"] for event in events[:-1]]
+    assert certain
+    assert all(best.startswith(text.rstrip()) for text in certain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a process can take")
+def test_the_command_serves_until_it_is_told_to_end(trained: Path, translator: Translator, toy_corpus: Path) -> None:
+    line = dev_lines(toy_corpus)[0]
+    command = [sys.executable, "-m", "transduce", "serve", f"zh:en={trained}", "--port", "0", "--precision", "fp32"]
+    with subprocess.Popen(
+        [*command, "--threads", "1", "--device", "cpu"],
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": str(SOURCES), "PYTHONUTF8": "1"},
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith("Serving zh → en on http://127.0.0.1:")
+        url = said.split()[5]
+        body = json.dumps({"q": line, "source": "zh", "target": "en"}).encode()
+        request = urllib.request.Request(f"{url}/translate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            assert json.loads(reply.read())["translatedText"] == translator.translate([line], translator.search)[0].text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        assert process.stderr.read() == ""
+
+
+def test_options_become_settings(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n", "utf-8")
+    arguments = ["model", "--port", "7000", "--api-keys", str(keys), "--max-running", "3", "--queue-seconds", "1.5"]
+    options = build_parser("serve").parse([*arguments, "--trusted-proxies", "10.0.0.1"])
+    assert serving_settings(options) == ServingSettings(
+        port=7000, api_keys=("secret",), max_running=3, queue_seconds=1.5, trusted_proxies=("10.0.0.1",)
+    )
+    assert serving_settings(build_parser("serve").parse(["model"])) == ServingSettings()
+
+
+def test_by_default_only_this_machine_can_ask_and_strangers_are_counted() -> None:
+    assert ServingSettings().host == "127.0.0.1"
+    assert ServingSettings().client_rate == 0
+    assert ServingSettings(host="0.0.0.0").client_rate == 300
+    assert ServingSettings(host="localhost").client_rate == 0
+    assert ServingSettings(host="0.0.0.0", requests_per_minute=0).client_rate == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"port": 70_000}, r"`port` must be between 0 and 65535, but is 70000\."),
+        ({"max_running": 0}, r"`max_running` must be greater than 0, but is 0\."),
+        ({"max_waiting": -1}, r"`max_waiting` must not be negative, but is -1\."),
+        ({"deadline_seconds": float("nan")}, r"`deadline_seconds` must be greater than 0, but is nan\."),
+        ({"requests_per_minute": -1}, r"`requests_per_minute` must not be negative, but is -1\."),
+        ({"gather_milliseconds": -1}, r"`gather_milliseconds` must not be negative, but is -1\."),
+        ({"api_keys": ("a", " ")}, r"`api_keys` must not hold an empty key"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_told(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TransduceError, match=sentence):
+        ServingSettings(**settings)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["serve", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(capsys, "model", "--port", str(port))
+    assert said.startswith(f"transduce: Port {port} of 127.0.0.1 cannot be used (")
+    assert said.endswith("choose another with --port.\n")
+
+
+def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "`host` must be an address of this machine" in refused(capsys, "m", "--port", "0", "--host", "no such host")
+    assert "cannot be used" in refused(capsys, "m", "--port", "0", "--host", "192.0.2.1")
+
+
+def test_a_folder_without_a_model_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "A model folder holds a config.json" in refused(capsys, str(tmp_path), "--port", "0")
+
+
+def test_a_model_without_languages_is_told(translator: Translator) -> None:
+    nameless = Translator(translator.model, translator.tokenizer)
+    with pytest.raises(TransduceError, match=r"say them before the folder, as in zh:en=models/mine"):
+        ServedModel(nameless)
+
+
+def test_missing_packages_are_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # noqa: ARG005
+    said = refused(capsys, "model")
+    assert said == (
+        "transduce: `transduce serve` needs starlette and uvicorn, which are not installed: "
+        "pip install 'transduce[serve]'.\n"
+    )

@@ -1,0 +1,104 @@
+"""Requests that mean no good: each is refused in a sentence, costs little memory, and does no harm to others."""
+
+import json
+import resource
+import socket
+import sys
+import zlib
+from typing import Any
+
+import pytest
+
+MOST_MEGABYTES = 20
+
+
+@pytest.fixture(scope="module")
+def hostile(load_benchmark: Any) -> Any:
+    return load_benchmark("serving_hostile")
+
+
+def peak_bytes() -> int:
+    """Of this process, which is the server's too."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.mark.slow
+def test_all_sixty_are_refused_in_a_sentence(serve: Any, gated_model: Any, hostile: Any) -> None:
+    """In a small form: thirty megabytes are three here. benchmarks/serving.py has the whole of it, and the memory."""
+    requests = hostile.hostile_requests(megabytes=3)
+    assert len(requests) == 60
+    with serve(gated_model(), read_seconds=3.0) as live:
+        verdicts = [hostile.judge(live.url, request) for request in requests]
+        assert [verdict for verdict in verdicts if not verdict.is_right] == []
+        assert live.translate("danach").json == {"translatedText": "DANACH"}
+        assert live.service.metrics.requests.value("/translate", "500") == 0
+
+
+def test_a_bomb_is_not_unpacked_further_than_the_limit(serve: Any, gated_model: Any) -> None:
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    zeros = bytes(1 << 20)
+    bomb = b"".join([*(squeezer.compress(zeros) for _ in range(60)), squeezer.flush()])
+    assert len(bomb) < 1 << 20
+    with serve(gated_model()) as live:
+        live.translate("vorweg")
+        before = peak_bytes()
+        reply = live.ask("POST", "/translate", bomb, {"Content-Encoding": "gzip"})
+        assert reply.status == 413
+        assert peak_bytes() - before < MOST_MEGABYTES << 20
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+def test_compressed_requests_are_read(live: Any, name: str) -> None:
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, 31 if name == "gzip" else 15)
+    content = json.dumps({"q": "eins " * 3000, "source": "de", "target": "en"}).encode()
+    body = squeezer.compress(content) + squeezer.flush()
+    reply = live.ask("POST", "/translate", body, {"Content-Type": "application/json", "Content-Encoding": name})
+    assert reply.json["translatedText"] == "EINS " * 3000
+
+
+def test_a_body_of_exactly_the_limit_is_read(serve: Any, gated_model: Any) -> None:
+    fields = json.dumps({"q": "eins", "source": "de", "target": "en"})
+    kind = {"Content-Type": "application/json"}
+    with serve(gated_model(), max_body_bytes=1000) as live:
+        assert live.ask("POST", "/translate", fields.ljust(1000), kind).status == 200
+        refused = live.ask("POST", "/translate", fields.ljust(1001), kind)
+    assert refused.status == 413
+    assert refused.error == "The request's body must have at most 1,000 bytes, also when it is uncompressed."
+
+
+def test_a_refused_body_is_read_to_its_end_so_that_the_connection_goes_on(live: Any) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    connection.request("POST", "/translate", b"x" * (3 << 20), {"Content-Type": "application/json"})
+    refused = connection.getresponse()
+    assert refused.status == 413
+    refused.read()
+    socket_before = connection.sock
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    assert connection.sock is socket_before
+    connection.close()
+
+
+def test_too_many_connections_are_told_so(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(), max_connections=5) as live:
+        held = [socket.create_connection(("127.0.0.1", live.port), timeout=5) for _ in range(5)]
+        for connection in held:
+            connection.sendall(b"GET ")
+        refused = live.ask("GET", "/health")
+        assert refused.status == 503
+        assert refused.error == "The server has too many connections: come again in a moment."
+        assert refused.headers["retry-after"] == "1"
+        for connection in held:
+            connection.close()
+
+
+def test_whoever_speaks_no_http_is_told_so_in_json(live: Any) -> None:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+        connection.sendall(b"hello\r\n\r\n")
+        received = b""
+        while chunk := connection.recv(4096):
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"].startswith("Invalid HTTP request")

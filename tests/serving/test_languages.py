@@ -1,0 +1,96 @@
+"""Codes, routes, and telling languages apart."""
+
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.serving.detection import Detector
+from transduce.serving.languages import Routes, canonical, language_name
+from transduce.serving.models import parse_model
+from transduce.serving.request_error import RequestError
+from transduce.text.language_profiles import learn_profiles
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("zh", "zh-Hans"),
+        ("ZH_cn", "zh-Hans"),
+        ("zh-TW", "zh-Hant"),
+        ("EN", "en"),
+        ("pt_br", "pt-BR"),
+        ("sr-latn-rs", "sr-Latn-RS"),
+    ],
+)
+def test_a_code_has_one_spelling(said: str, code: str) -> None:
+    assert canonical(said) == code
+    assert canonical(code) == code
+
+
+def test_languages_have_names() -> None:
+    assert [language_name(code) for code in ("zh", "zh-Hant", "en-GB", "xx")] == [
+        "Chinese",
+        "Chinese (traditional)",
+        "English",
+        "xx",
+    ]
+
+
+def test_a_request_finds_its_model(gated_model: Any) -> None:
+    there, back = gated_model(languages=("zh", "en")), gated_model(languages=("en", "zh"))
+    routes = Routes([there, back, gated_model(languages=("pt-BR", "en"))])
+    assert routes.model(routes.find("zh"), routes.find("en-US")) is there
+    assert routes.model("en", "zh-Hans") is back
+    assert routes.model("en", "en") is None
+    assert routes.find("pt") == "pt-BR"
+    assert routes.candidates("en") == ["en", "pt-BR", "zh-Hans"]
+    assert routes.first == ("zh-Hans", "en")
+    with pytest.raises(RequestError, match=r"^pt-PT is not supported$"):
+        routes.find("pt-PT")
+    with pytest.raises(RequestError, match=r"there is no model from zh-Hans to pt-BR"):
+        routes.model("zh-Hans", "pt-BR")
+
+
+def test_a_pair_has_one_model(gated_model: Any) -> None:
+    with pytest.raises(TransduceError, match=r"zh-Hans → en has two: leave one out"):
+        Routes([gated_model(languages=("zh", "en")), gated_model(languages=("zh-CN", "en"))])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "confidence"),
+    [
+        ("今天天气很好", "zh-Hans", 90.9),
+        ("今日はいい天気です", "ja", 69.2),
+        ("Сегодня", "ru", 100.0),
+        ("hello", "en", 100.0),
+        ("123", "en", 25.0),
+        ("", "en", 25.0),
+    ],
+)
+def test_without_profiles_alphabets_tell(text: str, code: str, confidence: float) -> None:
+    found = Detector(["en", "ja", "ru", "zh-Hans"]).detect(text)
+    assert (found[0].language, found[0].confidence) == (code, confidence)
+    assert len(found) == 4
+
+
+def test_profiles_tell_languages_of_one_alphabet_apart() -> None:
+    learnt = learn_profiles({"en": ["the house is small"], "de": ["das Haus ist klein"], "zh": ["房子很小"]})
+    detector = Detector(["de", "en", "zh-Hans"], learnt)
+    assert detector.detect("das ist")[0].language == "de"
+    assert detector.detect("房子")[0].language == "zh-Hans"
+    assert detector.detect("house", ["de", "en"])[0].language == "en"
+    assert Detector(["de", "en", "fr"], learnt).detect("das ist")[0].confidence == 33.3
+
+
+def test_models_are_named_with_or_without_their_languages(tmp_path: Any) -> None:
+    assert parse_model("models/a") == (None, parse_model("models/a")[1])
+    languages, folder = parse_model("zh:en=models/a")
+    assert (languages, folder.as_posix()) == (("zh", "en"), "models/a")
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    assert parse_model(str(odd)) == (None, odd)
+    with pytest.raises(
+        TransduceError, match=r"two languages and a folder as in zh:en=models/mine, but is `zh=models/a`"
+    ):
+        parse_model("zh=models/a")

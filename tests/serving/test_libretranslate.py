@@ -1,0 +1,202 @@
+"""LibreTranslate's API, as its clients use it."""
+
+import json
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+MULTIPART = {"Content-Type": 'multipart/form-data; boundary="mark"'}
+
+
+def multipart(**fields: str) -> bytes:
+    parts = "".join(
+        f'--mark\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+    )
+    return f"{parts}--mark--\r\n".encode()
+
+
+@pytest.mark.parametrize("encoding", ["json", "form", "multipart", "query"])
+def test_a_text_is_translated_in_every_encoding(live: Any, encoding: str) -> None:
+    fields = {"q": "ein Süßes & 茶", "source": "de", "target": "en", "format": "text", "api_key": ""}
+    if encoding == "json":
+        reply = live.ask("POST", "/translate", fields)
+    elif encoding == "form":
+        reply = live.ask("POST", "/translate", urlencode(fields), FORM)
+    elif encoding == "multipart":
+        reply = live.ask("POST", "/translate", multipart(**fields), MULTIPART)
+    else:
+        reply = live.ask("POST", f"/translate?{urlencode(fields)}")
+    assert reply.status == 200
+    assert reply.json == {"translatedText": "EIN SÜSSES & 茶"}
+    assert reply.headers["access-control-allow-origin"] == "*"
+    assert reply.headers["content-type"] == "application/json"
+
+
+def test_a_list_is_answered_with_a_list_in_its_order(live: Any) -> None:
+    texts = ["kurz", "ein sehr viel längerer Satz mit vielen Wörtern", "", "kurz"]
+    assert live.translate(texts).json == {"translatedText": [text.upper() for text in texts]}
+    assert live.translate(["eins"]).json == {"translatedText": ["EINS"]}
+    assert live.translate([]).json == {"translatedText": []}
+    form = live.ask("POST", "/translate", "q=eins&q=zwei&source=de&target=en", FORM)
+    assert form.json == {"translatedText": ["EINS", "ZWEI"]}
+
+
+def test_lines_are_translated_one_by_one_and_line_ends_stay(live: Any) -> None:
+    assert live.translate("eins\r\n\n  \nzwei\u2028drei\n").json["translatedText"] == "EINS\r\n\n\nZWEI\u2028DREI\n"
+
+
+def test_alternatives_come_only_where_they_are_asked_for(live: Any) -> None:
+    assert live.translate("eins", alternatives=2).json == {
+        "translatedText": "EINS",
+        "alternatives": ["EINS (1)", "EINS (2)"],
+    }
+    assert live.translate(["eins", "zwei"], alternatives=1).json["alternatives"] == [["EINS (1)"], ["ZWEI (1)"]]
+    assert "alternatives" not in live.translate("eins", alternatives=0).json
+    assert "alternatives" not in live.translate("eins", alternatives=None).json
+
+
+def test_the_language_is_detected_only_where_that_is_asked_for(live: Any) -> None:
+    found = live.translate("今天天气很好", source="auto").json
+    assert found["detectedLanguage"] == {"language": "zh-Hans", "confidence": 100.0}
+    several = live.translate(["今天", "茶"], source="auto").json
+    assert [entry["language"] for entry in several["detectedLanguage"]] == ["zh-Hans", "zh-Hans"]
+    assert "detectedLanguage" not in live.translate("eins").json
+
+
+def test_html_keeps_its_tags(live: Any) -> None:
+    reply = live.translate("<p>Tee &amp; <b>Kuchen</b></p>", format="html")
+    assert reply.json["translatedText"] == "<p>TEE &amp; <b>KUCHEN</b></p>"
+
+
+@pytest.mark.parametrize("source", ["zh", "zh-Hans", "ZH-hans", "zh_CN", "zh-cn"])
+def test_chinese_has_several_names(live: Any, source: str) -> None:
+    assert live.translate("茶 tea", source=source).json["translatedText"] == "茶 TEA"
+
+
+def test_regions_find_their_language(live: Any) -> None:
+    assert live.translate("eins", source="de-AT", target="en-GB").json["translatedText"] == "EINS"
+    assert live.translate("one", source="EN", target="pt").json["translatedText"] == "ONE"
+
+
+def test_a_text_in_the_target_language_stays_as_it_is(live: Any) -> None:
+    assert live.translate("one  two", source="en").json["translatedText"] == "one  two"
+
+
+def test_languages(live: Any) -> None:
+    assert live.ask("GET", "/languages").json == [
+        {"code": "de", "name": "German", "targets": ["de", "en"]},
+        {"code": "en", "name": "English", "targets": ["en", "pt-BR"]},
+        {"code": "zh-Hans", "name": "Chinese", "targets": ["en", "zh-Hans"]},
+    ]
+
+
+def test_languages_may_be_asked_for_with_a_form(live: Any) -> None:
+    assert live.ask("GET", "/languages", b"api_key=x", FORM).status == 200
+
+
+def test_detect_names_the_likeliest_language_first(live: Any) -> None:
+    found = live.ask("POST", "/detect", {"q": "今天天气很好"}).json
+    assert found[0] == {"language": "zh-Hans", "confidence": 100.0}
+    assert {entry["language"] for entry in found} == {"de", "en", "pt-BR", "zh-Hans"}
+
+
+def test_what_a_page_must_know(live: Any) -> None:
+    assert live.ask("GET", "/frontend/settings").json == {
+        "charLimit": 20_000,
+        "frontendTimeout": 500,
+        "apiKeys": False,
+        "keyRequired": False,
+        "suggestions": False,
+        "filesTranslation": False,
+        "supportedFilesFormat": [],
+        "language": {"source": {"code": "de", "name": "German"}, "target": {"code": "en", "name": "English"}},
+    }
+
+
+def test_health(live: Any) -> None:
+    assert live.ask("GET", "/health").json == {"status": "ok"}
+    assert live.ask("HEAD", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/translate_file"), ("GET", "/download_file/a"), ("POST", "/suggest")]
+)
+def test_what_is_not_offered_is_forbidden(live: Any, method: str, path: str) -> None:
+    reply = live.ask(method, path)
+    assert reply.status == 403
+    assert "is not offered by this server" in reply.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"q": None}, "Invalid request: expected `str | array`, got `null` in `q`"),
+        ({"q": 5}, "Invalid request: expected `str | array`, got `int` in `q`"),
+        ({"q": ["a", 5]}, "Invalid request: expected `str`, got `int` in `q[1]`"),
+        ({"source": "zz"}, "zz is not supported"),
+        ({"target": "zz"}, "zz is not supported"),
+        ({"source": ""}, " is not supported"),
+        ({"source": "zh", "target": "de"}, "Invalid request: there is no model from zh-Hans to de, only de → en"),
+        ({"format": "rtf"}, "Invalid request: invalid enum value 'rtf' in `format`"),
+        ({"alternatives": "x"}, "Invalid request: expected `int | null`, got `str` in `alternatives`"),
+        ({"alternatives": -1}, "Invalid request: expected `int` >= 0 in `alternatives`"),
+        ({"alternatives": 4}, "Invalid request: alternatives (4) exceeds limit (3)"),
+        ({"alternatives": 10**9}, "Invalid request: expected `int` <= 1000 in `alternatives`"),
+        ({"timeout": 0}, "Invalid request: expected `float` > 0.0 in `timeout`"),
+        ({"q": "x" * 20_001}, "Invalid request: request (20001) exceeds text limit (20000 characters)"),
+        ({"q": [""] * 129}, "Invalid request: request (129 texts) exceeds text limit (128)"),
+    ],
+)
+def test_a_wrong_field_is_told(live: Any, fields: dict[str, Any], sentence: str) -> None:
+    reply = live.translate(**fields)
+    assert reply.status == 400
+    assert reply.error.startswith(sentence)
+
+
+@pytest.mark.parametrize("name", ["q", "source", "target"])
+def test_a_missing_field_is_told_in_the_words_that_clients_look_for(live: Any, name: str) -> None:
+    fields = {"q": "eins", "source": "de", "target": "en"}
+    del fields[name]
+    for reply in (
+        live.ask("POST", "/translate", fields),
+        live.ask("POST", "/translate", urlencode(fields), FORM),
+        live.ask("POST", f"/translate?{urlencode(fields)}"),
+    ):
+        assert reply.status == 400
+        assert reply.error == f"Invalid request: missing {name} parameter"
+
+
+def test_there_is_no_other_address_or_method(live: Any) -> None:
+    assert live.ask("GET", "/nothing").status == 404
+    assert "GET /spec" in live.ask("GET", "/nothing").error
+    wrong = live.ask("GET", "/translate")
+    assert wrong.status == 405
+    assert wrong.headers["allow"] == "POST"
+    assert "another method" in wrong.error
+    assert live.ask("POST", "/translate/").status == 404
+
+
+def test_browsers_may_ask_from_any_page(live: Any) -> None:
+    reply = live.ask("OPTIONS", "/translate", headers={"Origin": "http://a", "Access-Control-Request-Method": "POST"})
+    assert reply.status == 204
+    assert reply.headers["access-control-allow-methods"] == "GET, POST"
+    assert "Content-Type" in reply.headers["access-control-allow-headers"]
+
+
+def test_a_long_query_is_read(live: Any) -> None:
+    text = "茶" * 5000
+    reply = live.ask("POST", f"/translate?q={quote(text)}&source=de&target=en")
+    assert reply.json["translatedText"] == text
+
+
+def test_several_requests_on_one_connection(live: Any) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    for word in ("eins", "zwei", "drei"):
+        body = json.dumps({"q": word, "source": "de", "target": "en"})
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read()) == {"translatedText": word.upper()}
+    connection.close()

@@ -1,0 +1,88 @@
+"""The OpenAPI document: complete, made from the types, and true of a live server."""
+
+from typing import Any
+
+import pytest
+
+from transduce.serving.app import OPERATIONS, Application
+from transduce.serving.messages import TranslateRequest
+from transduce.serving.service import Service
+from transduce.serving.settings import ServingSettings
+
+
+@pytest.fixture(scope="module")
+def spec(live: Any) -> Any:
+    return live.ask("GET", "/spec").json
+
+
+def test_the_document_is_of_version_3_1(spec: Any) -> None:
+    assert spec["openapi"] == "3.1.0"
+    assert spec["info"]["title"] == "transduce"
+
+
+def test_every_route_but_those_that_are_not_offered_is_described(gated_model: Any) -> None:
+    application = Application(Service([gated_model()], ServingSettings()))
+    routes = {route.path for route in application._routes() if route.endpoint.__name__ not in ("disabled", "page")}
+    assert routes == {operation.path for operation in OPERATIONS}
+
+
+def test_every_field_of_a_message_is_described(spec: Any) -> None:
+    properties = spec["components"]["schemas"]["TranslateRequest"]["properties"]
+    assert list(properties) == list(TranslateRequest.__struct_fields__)
+    assert spec["components"]["schemas"]["TranslateRequest"]["required"] == ["q", "source", "target"]
+
+
+def test_limits_stand_in_the_document(spec: Any) -> None:
+    schemas = spec["components"]["schemas"]
+    text, several = schemas["TranslateRequest"]["properties"]["q"]["anyOf"]
+    assert (text["maxLength"], several["maxItems"]) == (20_000, 128)
+    number, _ = schemas["TranslateRequest"]["properties"]["alternatives"]["anyOf"]
+    assert number["maximum"] == 3
+    assert schemas["DetectRequest"]["properties"]["q"]["maxLength"] == 20_000
+
+
+def test_all_three_encodings_are_offered(spec: Any) -> None:
+    content = spec["paths"]["/translate"]["post"]["requestBody"]["content"]
+    assert sorted(content) == ["application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
+
+
+def test_keys_are_asked_for_only_where_there_are_some(spec: Any, serve: Any, gated_model: Any) -> None:
+    assert "securitySchemes" not in spec["components"]
+    with serve(gated_model(), api_keys=("secret",)) as live:
+        guarded = live.ask("GET", "/spec").json
+    assert guarded["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+    asked = {path for path, methods in guarded["paths"].items() if "security" in next(iter(methods.values()))}
+    assert asked == {"/translate", "/detect", "/metrics", "/v2/translate", "/v2/usage"}
+
+
+def test_references_have_a_target(spec: Any) -> None:
+    def references(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            own = [value["$ref"]] if "$ref" in value else []
+            return own + [found for entry in value.values() for found in references(entry)]
+        return [found for entry in value for found in references(entry)] if isinstance(value, list) else []
+
+    found = references(spec)
+    assert len(found) > 10
+    assert {name.rpartition("/")[2] for name in found} <= set(spec["components"]["schemas"])
+
+
+def test_generated_requests_are_answered_as_the_document_says(live: Any, load_benchmark: Any) -> None:
+    """A small form of benchmarks/serving_fuzz.py."""
+    fuzz = load_benchmark("serving_fuzz")
+    statuses, findings = fuzz.fuzz(live.url, 150)
+    assert findings == []
+    assert set(statuses) == {200, 400}
+    assert statuses[200] > 50
+    _, damaged = fuzz.mutate(live.url, 60)
+    assert damaged == []
+
+
+def test_the_checks_find_an_answer_that_the_document_does_not_know(spec: Any, load_benchmark: Any) -> None:
+    document = load_benchmark("serving_fuzz").Document(spec)
+    schema = spec["paths"]["/translate"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert document.mismatch({"translatedText": ["a"]}, schema) is None
+    assert document.mismatch({"translatedText": "a", "alternatives": [["b"]]}, schema) is None
+    assert document.mismatch({"translatedText": 5}, schema) == "$.translatedText is none of 2 kinds"
+    assert "lacks ['translatedText']" in str(document.mismatch({}, schema))
+    assert "has ['more']" in str(document.mismatch({"translatedText": "a", "more": 1}, schema))

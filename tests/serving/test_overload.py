@@ -1,0 +1,165 @@
+"""More requests than there is room for: exactly as many are accepted as there is, the rest are refused at once."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from transduce.serving.clients import ApiKeys, RateLimiter, read_api_keys
+from transduce.serving.request_error import RequestError
+
+
+def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model, max_running=2, max_waiting=8) as live:
+        burst = [live.in_background(lambda: live.translate("ein Satz", timeout=20)) for _ in range(100)]
+        wait_until(lambda: sum(ask.is_answered for ask in burst) >= 90)
+        time.sleep(0.1)
+        assert sum(ask.is_answered for ask in burst) == 90
+        model.open()
+        statuses = Counter(ask.reply().status for ask in burst)
+        assert statuses == {200: 10, 503: 90}
+        for ask in burst:
+            if ask.reply().status == 503:
+                assert ask.reply().error == "The server is busy: come again in a moment."
+                assert int(ask.reply().headers["retry-after"]) >= 1
+            else:
+                assert ask.reply().json == {"translatedText": "EIN SATZ"}
+    assert all(len(batch) <= 2 for batch in model.batches)
+
+
+def test_room_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    model = gated_model()
+    with serve(model, max_running=1, max_waiting=0) as live:
+        for _ in range(20):
+            assert live.translate("eins").status == 200
+        model.close()
+        held = live.in_background(lambda: live.translate("zwei"))
+        wait_until(lambda: live.service.engine.batcher.running)
+        assert live.translate("drei").status == 503
+        model.open()
+        assert held.reply().status == 200
+        assert live.translate("vier").status == 200
+
+
+def test_a_request_that_is_refused_is_refused_before_its_body_is_read(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
+    import socket
+
+    model = gated_model(is_open=False)
+    with serve(model, max_running=1, max_waiting=0) as live:
+        held = live.in_background(lambda: live.translate("eins"))
+        wait_until(lambda: live.service.engine.batcher.running)
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+            connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
+        model.open()
+        assert held.reply().status == 200
+
+
+def test_strangers_requests_are_decoded_together(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model) as live:
+        first = live.in_background(lambda: live.translate("der erste"))
+        wait_until(lambda: live.service.engine.batcher.running)
+        others = [live.in_background(lambda number=number: live.translate(f"Satz {number}")) for number in range(5)]
+        wait_until(lambda: live.service.engine.batcher.waiting == 5)
+        model.open()
+        assert first.reply().json == {"translatedText": "DER ERSTE"}
+        assert [ask.reply().json["translatedText"] for ask in others] == [f"SATZ {number}" for number in range(5)]
+    assert model.batches[0] == ["der erste"]
+    assert sorted(model.batches[1]) == [f"Satz {number}" for number in range(5)]
+
+
+def test_one_requests_fault_does_not_reach_another(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model) as live:
+        first = live.in_background(lambda: live.translate("der erste"))
+        wait_until(lambda: live.service.engine.batcher.running)
+        asks = [live.in_background(lambda text=text: live.translate(text)) for text in ("gut", "poison", "schön")]
+        wait_until(lambda: live.service.engine.batcher.waiting == 3)
+        model.open()
+        assert first.reply().status == 200
+        good, failed, fine = (ask.reply() for ask in asks)
+        assert (good.json, fine.json) == ({"translatedText": "GUT"}, {"translatedText": "SCHÖN"})
+        assert failed.status == 500
+        assert failed.error == "The model failed on this text; the server's log says more."
+        assert live.translate("weiter").status == 200
+    assert sorted(model.batches[1]) == ["gut", "poison", "schön"]
+
+
+# --- keys and rates ------------------------------------------------------------------------------------------
+
+
+def test_without_a_key_nobody_translates(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(), api_keys=("secret", "second")) as live:
+        assert live.translate("eins").status == 403
+        assert live.translate("eins").error.startswith("An API key is needed here")
+        assert live.translate("eins", api_key="wrong").error.startswith("The API key is not a valid one")
+        assert live.translate("eins", api_key="secret").status == 200
+        fields = {"q": "eins", "source": "de", "target": "en"}
+        for scheme in ("Bearer", "bearer", "DeepL-Auth-Key"):
+            assert live.ask("POST", "/translate", fields, {"Authorization": f"{scheme} second"}).status == 200
+        assert live.ask("POST", "/translate", fields, {"Authorization": "Basic secret"}).status == 403
+        assert live.ask("POST", "/detect", {"q": "eins"}).status == 403
+        assert live.ask("GET", "/metrics").status == 403
+        assert live.ask("GET", "/metrics", headers={"Authorization": "Bearer secret"}).status == 200
+        for path in ("/languages", "/health", "/spec"):
+            assert live.ask("GET", path).status == 200
+        assert live.ask("GET", "/frontend/settings").json["keyRequired"] is True
+
+
+def test_keys_are_read_from_a_file(tmp_path: Any) -> None:
+    from transduce.errors import TransduceError
+
+    path = tmp_path / "keys"
+    path.write_text("# mine\none\n\n two \n", "utf-8")
+    assert read_api_keys(path) == ("one", "two")
+    path.write_text("# none\n", "utf-8")
+    with pytest.raises(TransduceError, match=r"must hold an API key a line, but holds none"):
+        read_api_keys(path)
+    with pytest.raises(TransduceError, match=r"cannot be read"):
+        read_api_keys(tmp_path / "missing")
+
+
+def test_no_keys_let_everybody_in() -> None:
+    ApiKeys([]).check({}, "whatever")
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_again(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(), requests_per_minute=3) as live:
+        assert [live.translate("eins").status for _ in range(4)] == [200, 200, 200, 429]
+        refused = live.ask("POST", "/detect", {"q": "eins"})
+        assert refused.status == 429
+        assert refused.error == "Slowdown: 3 requests a minute are allowed."
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert live.ask("GET", "/health").status == 200
+
+
+def test_the_bucket_fills_up_again() -> None:
+    now = 0.0
+    limiter = RateLimiter(60, lambda: now)
+    for _ in range(60):
+        limiter.take("a")
+    with pytest.raises(RequestError) as refused:
+        limiter.take("a")
+    assert refused.value.headers == {"Retry-After": "1"}
+    limiter.take("b")
+    now = 1.0
+    limiter.take("a")
+    with pytest.raises(RequestError):
+        limiter.take("a")
+    now = 10_000.0
+    for _ in range(60):
+        limiter.take("a")
+    with pytest.raises(RequestError):
+        limiter.take("a")
+
+
+def test_the_limiter_does_not_remember_everybody_for_ever() -> None:
+    limiter = RateLimiter(1)
+    for number in range(20_000):
+        limiter.take(str(number))
+    assert len(limiter._buckets) == 10_000

@@ -1,0 +1,107 @@
+"""Server-sent events: what is certain so far, then the result."""
+
+import http.client
+import itertools
+import json
+from contextlib import closing
+from typing import Any
+
+
+def events(live: Any, **fields: Any) -> list[tuple[str, Any]]:
+    """The events of a request, by name, with their data."""
+    body = json.dumps({"q": "ein Satz", "source": "de", "target": "en", "stream": True} | fields)
+    with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)) as connection:
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert reply.status == 200
+        assert reply.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+        assert reply.getheader("Access-Control-Allow-Origin") == "*"
+        content = reply.read().decode()
+    assert content.endswith("\n\n")
+    blocks = [block.split("\n") for block in content[:-2].split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+
+def test_progress_comes_before_the_result(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(steps=5)) as live:
+        found = events(live)
+    *progress, (name, result) = found
+    assert (name, result) == ("result", {"translatedText": "EIN SATZ"})
+    assert progress
+    assert {name for name, _ in progress} == {"progress"}
+    texts = [data["text"] for _, data in progress]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert all(data["draft"].startswith(data["text"]) for _, data in progress)
+    assert {(data["index"], data["line"]) for _, data in progress} == {(0, 0)}
+
+
+def test_each_step_can_be_seen_as_it_happens(serve: Any, gated_model: Any) -> None:
+    model = gated_model(steps=4, is_open=False)
+    with serve(model) as live, closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)) as connection:
+        body = json.dumps({"q": "ein Satz", "source": "de", "target": "en", "stream": True})
+        model.let_through(1)
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        for words in ("word0", "word0 word1", "word0 word1 word2"):
+            lines = [reply.readline().decode() for _ in range(3)]
+            assert json.loads(lines[1].removeprefix("data: "))["text"] == words
+            model.let_through(1)
+        assert reply.readline() == b"event: result\n"
+        reply.read()
+
+
+def test_each_line_of_each_text_has_its_progress(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(steps=5)) as live:
+        found = events(live, q=["eins\n\nzwei", "drei"])
+    places = {(data["index"], data["line"]) for name, data in found if name == "progress"}
+    assert places == {(0, 0), (0, 1), (1, 0)}
+    assert found[-1] == ("result", {"translatedText": ["EINS\n\nZWEI", "DREI"]})
+
+
+def test_html_is_not_shown_in_the_making(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model()) as live:
+        assert events(live, q="<b>eins</b>", format="html") == [("result", {"translatedText": "<b>EINS</b>"})]
+
+
+def test_what_is_refused_at_once_has_its_status(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model, max_running=1, max_waiting=0) as live:
+        assert live.translate(stream=True, source="zz").status == 400
+        held = live.in_background(live.translate)
+        wait_until(lambda: live.service.engine.batcher.running)
+        assert live.translate(stream=True).status == 503
+        model.open()
+        assert held.reply().status == 200
+        assert events(live, q="") == [("result", {"translatedText": ""})]
+
+
+def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None:
+    model = gated_model(is_open=False, steps=10)
+    with serve(model, deadline_seconds=0.4) as live:
+        model.let_through(1)
+        found = events(live)
+        model.open()
+    assert found[0][0] == "progress"
+    name, data = found[-1]
+    assert name == "error"
+    assert data["error"].startswith("The translation took longer than it may")
+
+
+def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: Any) -> None:
+    import torch
+
+    from transduce.serving.batcher import Batch, Batcher, Place
+    from transduce.serving.jobs import Job
+    from transduce.serving.metrics import Metrics
+    from transduce.serving.worker import BatchObserver
+
+    told: list[tuple[int, list[int], int]] = []
+    model = gated_model()
+    job = Job(model, ["a", "b c", "cut"], model.search, seconds=60, progress=lambda *said: told.append((*said,)))
+    batcher = Batcher(max_running=1, max_waiting=1, batch_pieces=100, gather_seconds=0)
+    observer = BatchObserver(Batch([Place(job, number) for number in (1, 0, 2)]), batcher, Metrics())
+    pieces = torch.tensor(
+        [[[5, 6, 7], [5, 6, 8], [5, 9, 7]], [[1, 2, 3], [2, 2, 3], [1, 2, 3]], *[[[1, 1, 1]] * 3] * 2]
+    )
+    assert observer.after_step(torch.tensor([0, 1, 2, 2]), pieces) == []
+    assert told == [(1, [5, 6, 7], 1), (0, [1, 2, 3], 0)]  # a sentence that was cut has no text yet
