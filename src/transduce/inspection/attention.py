@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transduce.inspection.notebook import shaded_table, small_heat_maps
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.translator import Translator, pad
 from transduce.text.languages import unspaced_characters
@@ -30,6 +31,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """(N, H, T, T): row t is what target pieces before t the model attends to while it predicts piece t."""
     memory: Weights
     """(N, H, T, S): row t is what source pieces it attends to while it predicts piece t."""
+
+    def _repr_html_(self) -> str:
+        return small_heat_maps(self.memory)
 
 
 def attention_maps(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
@@ -53,13 +57,14 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     return AttentionMaps(
         source_pieces=tuple(vocabulary.source.pieces(source_ids)),
         target_pieces=tuple(vocabulary.target.pieces(target_ids)),
-        encoder=_stack(trace.encoder),
-        decoder=_stack(trace.decoder),
-        memory=_stack(trace.memory),
+        encoder=stack_layers(trace.encoder),
+        decoder=stack_layers(trace.decoder),
+        memory=stack_layers(trace.memory),
     )
 
 
-def _stack(layers: list[torch.Tensor]) -> Weights:
+def stack_layers(layers: list[torch.Tensor]) -> Weights:
+    """A trace's layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
     stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
     return np.asarray(stacked.cpu().numpy(), dtype=np.float32)
 
@@ -71,6 +76,9 @@ class WordAttention(msgspec.Struct, frozen=True):
     target_words: tuple[str, ...]
     weights: Weights
     """(target words, source words)."""
+
+    def _repr_html_(self) -> str:
+        return shaded_table(self.target_words, self.source_words, self.weights)
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:

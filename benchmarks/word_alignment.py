@@ -1,0 +1,78 @@
+"""Word alignment out of attention: the alignment error on held-out sentences of the demonstration's grammar.
+
+    python benchmarks/word_alignment.py             # heads chosen by 500 known alignments, 1,000 held-out sentences
+    python benchmarks/word_alignment.py --quick     # 250 and 300
+
+The model is that of `make demo`; it is trained where it is missing. Heads are chosen on the dev part alone.
+"""
+
+from pathlib import Path
+
+from report import REPOSITORY, Row, machine, parser, report
+
+from transduce import load
+from transduce.demo import demo
+from transduce.inspection.alignment import (
+    HeadWeights,
+    KnownAlignment,
+    align,
+    alignment_error,
+    choose_heads,
+    head_errors,
+)
+from transduce.inspection.word_maps import word_pair
+from transduce.runtime.translator import Translator
+from transduce.text.demo_grammar import AlignedPair, generate
+
+BAR_PERCENT = 10.0
+
+
+def main() -> int:
+    """Chooses heads, aligns, reports."""
+    options = parser(__doc__)
+    options.add_argument("--model", type=Path, default=REPOSITORY / "models" / "demo")
+    said = options.parse_args()
+    print(machine())
+    if not (said.model / "manifest.json").exists():
+        demo(said.model)
+    translator = load(said.model, precision="fp32", device="cpu")
+    corpus = generate()
+    known = [known_alignment(pair) for pair in corpus.dev[: 250 if said.quick else 500]]
+    test = [known_alignment(pair) for pair in corpus.test[: 300 if said.quick else 1000]]
+    alike = error_percent(translator, test, None)
+    rows = [
+        Row("best single head", 100.0 * float(head_errors(translator, test).min()), "% alignment error"),
+        Row("all heads alike", alike, "% alignment error"),
+    ]
+    for count in (20, 100, len(known)):
+        error = error_percent(translator, test, choose_heads(translator, known[:count]))
+        is_last = count == len(known)
+        rows.append(
+            Row(
+                f"heads chosen by {count} known alignments",
+                error,
+                "% alignment error",
+                "all heads alike",
+                alike,
+                error / alike,
+                f"<= {BAR_PERCENT:g}" if is_last else None,
+                error <= BAR_PERCENT if is_last else None,
+            )
+        )
+    return report(rows, said.json)
+
+
+def known_alignment(pair: AlignedPair) -> KnownAlignment:
+    """A pair of the grammar, which knows its words and links."""
+    words = word_pair(pair.source, pair.target, pair.source_words, pair.target_words)
+    return KnownAlignment(words, frozenset(pair.alignment))
+
+
+def error_percent(translator: Translator, test: list[KnownAlignment], heads: HeadWeights | None) -> float:
+    """The alignment error on the test sentences, in percent."""
+    found = align(translator, [each.pair for each in test], heads)
+    return 100.0 * alignment_error(found, [each.links for each in test])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,124 @@
+"""`transduce align MODEL --source F --target F`: which words translate each other."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from pathlib import Path
+
+import msgspec
+
+from transduce.commands.options import add_computing, check_writable, load_translator
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.inspection.alignment import HeadWeights, KnownAlignment, Links, align, alignment_error, choose_heads
+from transduce.inspection.word_maps import WordPair, word_pair
+from transduce.text.files import read_lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.add_argument("model", help="a model folder")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
+    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, one a line")
+    parser.add_argument(
+        "--source-words",
+        metavar="FILE",
+        help="the same sentences with a space after each word; where nothing is said, words are what spaces separate, "
+        "and single characters where there are none",
+    )
+    parser.add_argument("--target-words", metavar="FILE", help="the same for the translations")
+    parser.add_argument("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
+    parser.add_argument(
+        "--learn",
+        metavar="FILE",
+        help="choose heads by the known alignments and write them here; a hundred lines are enough",
+    )
+    parser.add_argument(
+        "--known",
+        metavar="FILE",
+        help="known alignments of these lines, as `0-0 1-2`: with --learn to choose heads by, else to compare with",
+    )
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """A line for each pair: links as `source-target`, counted from 0. Or chooses heads."""
+    if options.learn is not None and options.known is None:
+        raise TransduceError("`--learn` chooses heads by alignments that are known: give them with --known.")
+    check_writable(options.learn)
+    heads = None if options.heads is None else read_heads(Path(options.heads))
+    pairs = list(_read_pairs(options))
+    known = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]
+    if known is not None and len(known) != len(pairs):
+        raise TransduceError(
+            f"Every pair needs its known alignment on the same line, but {options.known} has {len(known):,} lines for "
+            f"{len(pairs):,} pairs: give files with the same number of lines."
+        )
+    translator = load_translator(options.model, options)
+    if options.learn is not None and known is not None:
+        examples = [KnownAlignment(*each) for each in zip(pairs, known, strict=True)]
+        write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
+        sys.stderr.write(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n")
+        return 0
+    found = []
+    for links in align(translator, pairs, heads):
+        found.append(links)
+        sys.stdout.buffer.write(f"{format_links(links)}\n".encode())
+    sys.stdout.buffer.flush()
+    if known is not None:
+        sys.stderr.write(f"alignment error rate {100 * alignment_error(found, known):.1f} %\n")
+    return 0
+
+
+def read_heads(path: Path) -> HeadWeights:
+    """What `--learn` wrote.
+
+    Raises:
+        TransduceError: the file holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HeadWeights)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TransduceError(f"{path} does not hold chosen heads ({error}): write it with --learn.") from None
+
+
+def parse_links(place: str, line: str) -> Links:
+    """The links of a line such as `0-0 1-2 2-1`.
+
+    Raises:
+        TransduceError: it says something else.
+    """
+    links = []
+    for link in line.split():
+        source, dash, target = link.partition("-")
+        if not (dash and source.isdecimal() and target.isdecimal()):
+            raise TransduceError(f"A link is written `0-2`, source word first, but {place} says `{link}`: correct it.")
+        links.append((int(source), int(target)))
+    return frozenset(links)
+
+
+def format_links(links: Links) -> str:
+    """Links as a line, in order."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def _read_pairs(options: argparse.Namespace) -> Iterator[WordPair]:
+    files = [options.source, options.target, options.source_words, options.target_words]
+    lines = [None if file is None else list(read_lines(file)) for file in files]
+    counts = {file: len(each) for file, each in zip(files, lines, strict=True) if each is not None}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{file} has {count:,}" for file, count in counts.items())
+        raise TransduceError(f"Files of pairs have the same number of lines, but {listed}: give files that match.")
+    columns: list[Iterable[str | None]] = [repeat(None) if each is None else each for each in lines]
+    for source, target, source_words, target_words in zip(*columns, strict=False):
+        yield word_pair(source or "", target or "", _split(source_words), _split(target_words))
+
+
+def _split(words: str | None) -> list[str] | None:
+    return None if words is None else words.split()
+
+
+def _numbered(path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path), 1):
+        yield f"{path}, line {number},", line

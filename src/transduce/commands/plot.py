@@ -1,0 +1,170 @@
+"""`transduce plot KIND`: in the terminal, or into a PNG, SVG or PDF."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from transduce.commands.options import add_computing, check_writable, load_translator
+from transduce.errors import TransduceError
+from transduce.inspection.charts import Chart
+from transduce.inspection.plots_files import SUFFIXES, save_chart
+from transduce.inspection.plots_terminal import draw_chart
+from transduce.text.files import read_lines
+from transduce.text.languages import language_of
+from transduce.training.schedule import ScheduleName
+
+_DEFAULTS: dict[str, object] = {
+    "length": 100,
+    "padding": 3,
+    "d_model": [128],
+    "warmup": [4000],
+    "steps": 20_000,
+    "schedule": ["inverse-sqrt"],
+    "attention": "memory",
+}
+_OTHER_DEFAULTS: dict[str, dict[str, object]] = {
+    "masks": {"length": 12},
+    "rotation": {"d_model": [64]},
+    "schedule": {"d_model": [512]},
+}
+# What each kind takes: its positional arguments, and its options.
+_TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "positions": ("", ("length", "d_model")),
+    "rotation": ("", ("length", "d_model")),
+    "masks": ("", ("length", "padding")),
+    "schedule": ("", ("schedule", "warmup", "d_model", "steps")),
+    "activations": ("", ()),
+    "attention": ("MODEL SENTENCE", ("attention", "layer")),
+    "training": ("RUN...", ()),
+    "lengths": ("MODEL...", ("source", "reference")),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options. What one kind alone uses has no default here, so that it is seen when it is said."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(
+        f"  {kind:12} {items} " + " ".join(f"[--{option.replace('_', '-')}]" for option in options)
+        for kind, (items, options) in _TAKES.items()
+    )
+    parser.add_argument("kind", choices=tuple(_TAKES), help="what to draw")
+    parser.add_argument("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
+    parser.add_argument("--out", metavar="FILE", help=f"write a picture ({', '.join(SUFFIXES)}); else the terminal")
+    parser.add_argument("--length", type=int, metavar="N", help="positions (100; masks: 12)")
+    parser.add_argument("--padding", type=int, metavar="N", help="of the length, how many are padding (3)")
+    parser.add_argument(
+        "--d-model", type=int, nargs="+", metavar="N", help="width (128; schedule: 512; rotation: of a head, 64)"
+    )
+    parser.add_argument("--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (4000)")
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps a schedule has (20000)")
+    parser.add_argument("--schedule", nargs="+", choices=get_args(ScheduleName), help="one or more (inverse-sqrt)")
+    parser.add_argument("--attention", choices=("memory", "encoder", "decoder"), help="which attention (memory)")
+    parser.add_argument("--layer", type=int, metavar="N", help="from 1; the last where nothing is said")
+    parser.add_argument("--source", metavar="FILE", help="the test set's source sentences, one a line")
+    parser.add_argument("--reference", metavar="FILE", help="their translations by people, one a line")
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draws."""
+    _check_options(options)
+    check_writable(options.out)
+    chart = _CHARTS[options.kind](options)
+    if options.out is not None:
+        save_chart(chart, Path(options.out))
+        return 0
+    drawn = draw_chart(chart, columns=shutil.get_terminal_size().columns)
+    sys.stdout.buffer.write(f"{drawn}\n".encode())
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options that the kind has no use for, and fills in what was not said."""
+    items, takes = _TAKES[options.kind]
+    defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
+    for name in {name for _, names in _TAKES.values() for name in names}:
+        said = vars(options)[name] is not None
+        if said and name not in takes:
+            raise TransduceError(
+                f"`transduce plot {options.kind}` has no use for --{name.replace('_', '-')}: leave it away."
+            )
+        if not said:
+            vars(options)[name] = defaults.get(name)
+    least = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
+    if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
+        raise TransduceError(
+            f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but {len(options.items)} were given."
+        )
+    for name in ("length", "steps"):
+        if vars(options)[name] < 1:
+            raise TransduceError(f"`--{name}` must be at least 1, but is {vars(options)[name]}.")
+    for name in ("warmup", "d_model"):
+        if min(vars(options)[name]) < 1:
+            raise TransduceError(f"`--{name.replace('_', '-')}` must be at least 1, but is {min(vars(options)[name])}.")
+
+
+def _tutorial(options: argparse.Namespace) -> Chart:
+    from transduce.inspection import plots_tutorial as tutorial
+
+    width = options.d_model[0]
+    if options.kind == "positions":
+        return tutorial.plot_positions(length=options.length, d_model=width)
+    if options.kind == "rotation":
+        return tutorial.plot_rotation(length=options.length, d_k=width)
+    if options.kind == "masks":
+        return tutorial.plot_masks(length=options.length, padding=options.padding)
+    if options.kind == "activations":
+        return tutorial.plot_activations()
+    return tutorial.plot_schedules(
+        schedules=options.schedule, warmups=options.warmup, widths=options.d_model, steps=options.steps
+    )
+
+
+def _training(options: argparse.Namespace) -> Chart:
+    from transduce.inspection.plots_runs import plot_training
+
+    return plot_training([Path(item) for item in options.items])
+
+
+def _attention(options: argparse.Namespace) -> Chart:
+    from transduce.inspection.plots_runs import plot_attention
+    from transduce.inspection.sentence import inspect_sentence
+
+    folder, sentence = options.items
+    inspection = inspect_sentence(load_translator(folder, options), sentence)
+    return plot_attention(inspection, kind=options.attention, layer=options.layer)
+
+
+def _lengths(options: argparse.Namespace) -> Chart:
+    """Each item is a model folder, or a file of translations."""
+    from transduce.inspection.plots_runs import plot_lengths, short_names
+
+    if options.source is None or options.reference is None:
+        raise TransduceError("`transduce plot lengths` scores translations: give --source and --reference.")
+    sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
+    language = language_of(options.reference)
+    systems = {}
+    for name, item in zip(short_names([Path(item) for item in options.items]), options.items, strict=True):
+        if Path(item).is_dir():
+            translator = load_translator(item, options)
+            language = language or translator.target_language
+            systems[name] = [translation.text for translation in translator(sources)]
+        else:
+            systems[name] = list(read_lines(item))
+    return plot_lengths(sources, references, systems, target_language=language)
+
+
+_CHARTS: dict[str, Callable[[argparse.Namespace], Chart]] = {
+    "positions": _tutorial,
+    "rotation": _tutorial,
+    "masks": _tutorial,
+    "schedule": _tutorial,
+    "activations": _tutorial,
+    "attention": _attention,
+    "training": _training,
+    "lengths": _lengths,
+}

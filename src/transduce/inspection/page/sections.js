@@ -1,0 +1,92 @@
+// Sections of a page: views under a heading, with what explains them and what is to be chosen. Plain functions, too.
+
+function section(heading, help, ...content) {
+  return make("section", {}, make("h2", {}, heading), make("p", {class: "dim"}, help), ...content);
+}
+
+function toggle(text, pressed, onclick) {
+  return make("button", {type: "button", "aria-pressed": pressed, onclick}, text);
+}
+
+// What a view needs of one kind of attention: the weights, and what its rows and columns are.
+function attentionOf(inspection, kind) {
+  const before = ["<start>", ...inspection.target_pieces.slice(0, -1)];
+  const from = kind === "encoder" ? inspection.source_pieces : inspection.target_pieces;
+  const to = kind === "decoder" ? before : inspection.source_pieces;
+  return {attention: decodeAttention(inspection[kind]), from: from.map(visible), to: to.map(visible)};
+}
+
+// The last layer's mean, to begin with.
+const firstHead = (inspection, kind) => ({layer: inspection[kind].shape[0] - 1, head: -1});
+
+// The piece that the model was least sure of.
+const leastSure = steps => steps.reduce((worst, step, place) => step.probability < steps[worst].probability ? place : worst, 0);
+
+function wordsSection(inspection, words) {
+  return section(words.alignment, words.alignmentHelp, alignmentView(inspection.words));
+}
+
+function probabilitiesSection(inspection, words, chosen, choose, actionFor) {
+  return section(words.probabilities, words.probabilitiesHelp,
+    piecesView(inspection.steps, chosen.place, place => choose({place})),
+    make("h3", {}, words.candidates(chosen.place + 1)),
+    make("div", {class: "scroll"}, candidatesView(inspection.steps[chosen.place], actionFor)));
+}
+
+// `isOff` and `bar` are for pages on which heads can be switched off.
+function attentionSection(inspection, words, chosen, choose, {isOff, bar = []} = {}) {
+  const {attention, from, to} = attentionOf(inspection, chosen.kind);
+  const kinds = ["memory", "encoder", "decoder"].map(kind =>
+    toggle(words[kind], kind === chosen.kind, () => choose({kind, head: firstHead(inspection, kind)})));
+  return section(words.attention, words.attentionHelp,
+    make("div", {class: "bar"}, ...kinds),
+    headsView(attention, words, chosen.head, head => choose({head}), isOff),
+    make("div", {class: "bar"}, ...bar),
+    make("div", {class: "attention"},
+      make("div", {}, make("h3", {}, words.lines), linesView(attention, chosen.head, from, to)),
+      make("div", {}, make("h3", {}, words.heatMap), heatMapView(attention, chosen.head, from, to, words))));
+}
+
+function treeSection(inspection, words) {
+  const help = inspection.beam_size > 1 ? words.treeHelp(inspection.beam_size) : words.greedyHelp;
+  return section(words.tree, help, treeView(inspection.tree, words));
+}
+
+// A line about the whole: languages, model, score.
+function factsOf(inspection, words) {
+  const languages = [inspection.source_language, inspection.target_language].filter(Boolean).join(" → ");
+  return [languages, inspection.model, `${words.score} ${inspection.score.toFixed(3)}`].filter(Boolean).join(" · ");
+}
+
+// --- what a person has chosen about the page itself --------------------------------------------------------------
+
+const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
+
+const firstAppearance = () => ({
+  language: (navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en",
+  theme: systemIsDark.matches ? "dark" : "light",
+});
+
+function appear({language, theme}) {
+  document.documentElement.lang = language;
+  document.documentElement.dataset.theme = theme;
+}
+
+function appearanceBar(words, chosen, choose) {
+  return make("div", {class: "bar"},
+    make("button", {type: "button", lang: words.otherLanguage, onclick: () => choose({language: words.otherLanguage})}, words.other),
+    make("button", {type: "button", onclick: () => choose({theme: chosen.theme === "dark" ? "light" : "dark"})}, words.theme));
+}
+
+// Fills a container anew. What had the focus has a successor at the same place, which gets it; nothing scrolls.
+function refill(container, ...children) {
+  const stops = () => [...container.querySelectorAll("button, input, select, textarea, summary, [tabindex]")];
+  const boxes = () => [...container.querySelectorAll(".scroll")];
+  const focused = stops().indexOf(document.activeElement);
+  const places = boxes().map(box => [box.scrollLeft, box.scrollTop]);
+  const at = window.scrollY;
+  container.replaceChildren(...children);
+  boxes().forEach((box, number) => { [box.scrollLeft, box.scrollTop] = places[number] || [0, 0]; });
+  if (focused >= 0) stops()[focused]?.focus({preventScroll: true});
+  window.scrollTo(0, at);
+}

@@ -1,0 +1,88 @@
+"""Attention between the words of many sentence pairs, head by head.
+
+Legend: B sentences, C = N layers × H heads, S source and T target *words* in maps, pieces in what the model sees.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from transduce.inspection.alignment_features import Matrix, WordMaps
+from transduce.inspection.words import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
+from transduce.model.attention import AttentionTrace
+from transduce.runtime.translator import Translator, pad
+from transduce.text.vocabulary import Vocabulary
+
+
+class WordPair(msgspec.Struct, frozen=True):
+    """A sentence and its translation, and the words of both."""
+
+    source: str
+    target: str
+    source_words: tuple[Span, ...]
+    target_words: tuple[Span, ...]
+    cut_source: bool = False
+    """Whether pieces of several words are cut where words end: right for words that somebody marked by hand. Without
+    it, each word of such a piece has the piece's whole attention."""
+    cut_target: bool = False
+
+
+def word_pair(
+    source: str,
+    target: str,
+    source_words: Sequence[str] | None = None,
+    target_words: Sequence[str] | None = None,
+) -> WordPair:
+    """A pair with the words that are given, or else with those that spaces separate (`split_words`).
+
+    Raises:
+        TransduceError: a word does not stand in its sentence.
+    """
+    return WordPair(
+        source,
+        target,
+        tuple(split_words(source) if source_words is None else locate_words(source_words, source)),
+        tuple(split_words(target) if target_words is None else locate_words(target_words, target)),
+        cut_source=source_words is not None,
+        cut_target=target_words is not None,
+    )
+
+
+class _Side(NamedTuple):
+    """A sentence as the model sees it."""
+
+    ids: list[int]
+    """With the end symbol."""
+    shares: Matrix
+    """Which pieces spell which word, 0 or 1, (words, pieces)."""
+
+
+def word_maps(translator: Translator, pairs: Sequence[WordPair]) -> list[WordMaps]:
+    """The attention between the words of each pair, by one pass over all pairs side by side."""
+    config, tokenizer = translator.model.config, translator.tokenizer
+    sources = [_side(tokenizer.source, each.source, each.source_words, cut=each.cut_source) for each in pairs]
+    targets = [_side(tokenizer.target, each.target, each.target_words, cut=each.cut_target) for each in pairs]
+    trace = AttentionTrace()
+    with torch.inference_mode():
+        source_ids = pad([side.ids for side in sources], config.pad_id, translator.device)
+        memory, mask = translator.model.encode(source_ids)
+        inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
+        translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
+    weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
+    return [_between_words(*each) for each in zip(weights, sources, targets, strict=True)]
+
+
+def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
+    ids = [*(cut_at_words(vocabulary, text, words) if cut else vocabulary.encode(text)), vocabulary.eos_id]
+    shares = overlap(words, piece_spans(vocabulary.pieces(ids), text)) > 0
+    return _Side(ids, shares.astype(np.float64))
+
+
+def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
+    """Over a word's source pieces the sum, over its target pieces the mean."""
+    own = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
+    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, pieces)
+    return WordMaps(heads=means @ own @ source.shares.T, nowhere=means @ own[:, :, -1:])

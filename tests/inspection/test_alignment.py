@@ -1,0 +1,155 @@
+"""Word alignment: heads are chosen by known alignments, and what they find is right."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inspection.alignment import (
+    HeadWeights,
+    KnownAlignment,
+    align,
+    alignment_error,
+    choose_heads,
+    head_errors,
+)
+from transduce.inspection.alignment_features import (
+    WordMaps,
+    fit_logistic,
+    head_features,
+    neighbour_features,
+    probability,
+)
+from transduce.inspection.word_maps import WordPair, word_maps, word_pair
+from transduce.runtime.translator import Translator
+
+SUBJECTS = {"我": "I", "你": "you", "他": "he", "她": "she", "老师": "the teacher", "学生": "the student"}
+VERBS = {"喜欢": "like", "看见": "see", "买": "buy", "吃": "eat", "卖": "sell"}
+OBJECTS = {"苹果": "apples", "书": "books", "茶": "tea", "鱼": "fish"}
+
+
+@pytest.fixture(scope="module")
+def known() -> list[KnownAlignment]:
+    """Sentences of the toy corpus with 今天 and their alignments; articles have none."""
+    found = []
+    for subject, subject_english in SUBJECTS.items():
+        for verb, verb_english in VERBS.items():
+            for thing, thing_english in OBJECTS.items():
+                words = [*subject_english.split(), verb_english, thing_english, "today"]
+                links = [(1, len(words) - 4), (2, len(words) - 3), (3, len(words) - 2), (0, len(words) - 1)]
+                pair = word_pair(
+                    f"今天{subject}{verb}{thing}。",
+                    f"{' '.join(words)}.",
+                    ["今天", subject, verb, thing],
+                    words,
+                )
+                found.append(KnownAlignment(pair, frozenset(links)))
+    return found
+
+
+def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
+    translator: Translator, known: list[KnownAlignment]
+) -> None:
+    learnt, rest = known[::2], known[1::2]
+    pairs, expected = [each.pair for each in rest], [each.links for each in rest]
+    plain = alignment_error(align(translator, pairs), expected)
+    chosen = alignment_error(align(translator, pairs, choose_heads(translator, learnt)), expected)
+    assert chosen < 0.2
+    assert chosen < plain
+    assert chosen < head_errors(translator, rest).min()
+
+
+def test_the_same_examples_choose_the_same_heads(translator: Translator, known: list[KnownAlignment]) -> None:
+    heads = choose_heads(translator, known[:12])
+    assert heads == choose_heads(translator, known[:12])
+    assert msgspec.json.decode(msgspec.json.encode(heads), type=HeadWeights) == heads
+    config = translator.model.config
+    assert sorted(heads.chosen) == [
+        (layer, head) for layer in range(config.num_decoder_layers) for head in range(config.num_heads)
+    ]
+
+
+def test_a_batch_changes_nothing(translator: Translator, known: list[KnownAlignment]) -> None:
+    pairs = [known[0].pair, word_pair("我吃鱼。", "I eat fish."), known[90].pair]
+    together = word_maps(translator, pairs)
+    for one, maps in zip(pairs, together, strict=True):
+        (alone,) = word_maps(translator, [one])
+        assert np.allclose(maps.heads, alone.heads, atol=1e-5)
+        assert np.allclose(maps.nowhere, alone.nowhere, atol=1e-5)
+
+
+def test_attention_of_a_target_word_adds_up(translator: Translator) -> None:
+    words = ["今天", "老师", "喜欢", "苹果", "。"]
+    (maps,) = word_maps(translator, [word_pair("".join(words), "the teacher like apples today.", words)])
+    assert np.allclose(maps.heads.sum(axis=-1) + maps.nowhere[..., 0], 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize(("source", "target"), [("", "fish"), ("鱼", ""), ("", ""), (" ", "a b")])
+def test_where_a_side_is_empty_nothing_is_linked(
+    translator: Translator, known: list[KnownAlignment], source: str, target: str, *, heads: bool
+) -> None:
+    chosen = choose_heads(translator, known[:12]) if heads else None
+    assert list(align(translator, [word_pair(source, target)], chosen)) == [frozenset()]
+
+
+def test_too_few_examples_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:
+    with pytest.raises(TransduceError, match="at least 10 known alignments, but there are 9"):
+        choose_heads(translator, known[:9])
+
+
+def test_a_link_to_a_word_that_is_not_there_is_refused(translator: Translator, known: list[KnownAlignment]) -> None:
+    wrong = KnownAlignment(known[0].pair, frozenset([(0, 9)]))
+    with pytest.raises(TransduceError, match="The known link 0-9 names a word that is not there"):
+        choose_heads(translator, [*known[:10], wrong])
+
+
+def test_another_models_heads_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:
+    heads = msgspec.structs.replace(choose_heads(translator, known[:12]), num_layers=6)
+    with pytest.raises(TransduceError, match="chosen for a model with 6 decoder layers"):
+        list(align(translator, [known[0].pair], heads))
+
+
+def test_the_error_rate_by_hand() -> None:
+    found = [frozenset([(0, 0), (1, 1)]), frozenset([(0, 1)])]
+    expected = [frozenset([(0, 0), (1, 2), (2, 2)]), frozenset([(0, 1)])]
+    # Two of three found links are right, of four known ones.
+    assert alignment_error(found, expected) == pytest.approx(1 - 2 * 2 / (3 + 4))
+    assert alignment_error([], []) == 0.0
+
+
+def test_without_given_words_pieces_are_not_cut() -> None:
+    text, target = "今天老师喜欢苹果。", "the teacher like apples today."
+    given = word_pair(text, target, list(text), target.split())
+    plain = word_pair(text, target)
+    assert isinstance(plain, WordPair)
+    assert plain.source_words == given.source_words
+    assert not plain.cut_source
+    assert given.cut_source
+
+
+def test_the_regression_finds_what_made_the_links() -> None:
+    generator = np.random.default_rng(1)
+    features = [generator.normal(size=(3, 6, 5)) for _ in range(40)]
+    for each in features:
+        each[2] = 1.0
+    true = np.array([2.0, -1.0, -0.5])
+    links = [(generator.random((6, 5)) < probability(each, true)).astype(float) for each in features]
+    assert np.allclose(fit_logistic(features, links), true, atol=0.35)
+
+
+def test_neighbours_of_the_last_word_are_nothing() -> None:
+    answer = np.array([[0.9]])
+    features = neighbour_features(answer)
+    assert np.isfinite(features).all()
+    assert features[4, 0, 0] == 0.9  # the pair itself, in the middle of the nine around it
+    assert features[[0, 1, 2, 3, 5, 6, 7, 8], 0, 0].max() == 0.0
+
+
+def test_a_neighbours_feature_is_the_neighbours_value() -> None:
+    heads = np.arange(6.0).reshape(1, 3, 2) / 10
+    features = head_features(WordMaps(heads, np.zeros((1, 3, 1))))
+    # One head and the mean, each by row and by column: four of the pair itself, then four of the next target word.
+    assert np.allclose(features[0], heads[0])
+    assert np.allclose(features[4][:2], heads[0][1:])
+    assert np.allclose(features[4][2], 0.0)

@@ -1,0 +1,334 @@
+"""What is shown of a translation: the payload's figures, the beam's tree, and the page that needs nothing else."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.inspection.attention import attention_maps, word_attention
+from transduce.inspection.notebook import shaded_table, small_heat_maps
+from transduce.inspection.page import render_page
+from transduce.inspection.payload import Inspection, from_bytes, to_bytes
+from transduce.inspection.sentence import inspect_sentence
+from transduce.inspection.terminal import draw_bar, draw_inspection
+from transduce.model.build import build_model
+from transduce.runtime.translator import Translator
+from transduce.search.settings import SamplingSettings, SearchSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+SENTENCE = "今天老师喜欢苹果。"
+BEAM = SearchSettings(beam_size=3)
+
+
+@pytest.fixture(scope="module")
+def inspection(translator: Translator) -> Inspection:
+    return inspect_sentence(translator, SENTENCE, search=BEAM)
+
+
+def test_it_is_the_translation_that_translating_gives(translator: Translator, inspection: Inspection) -> None:
+    translation = translator(SENTENCE, search=BEAM)
+    assert inspection.translation == translation.text
+    assert inspection.score == pytest.approx(translation.score, abs=1e-5)
+    expected = [math.exp(value) for value in translation.alternatives[0].piece_log_probabilities]
+    assert [step.probability for step in inspection.steps] == pytest.approx(expected, abs=1e-5)
+    assert [step.piece for step in inspection.steps] == list(inspection.target_pieces)
+
+
+def test_candidates_are_the_likeliest_first(inspection: Inspection) -> None:
+    for step in inspection.steps:
+        values = [candidate.probability for candidate in step.candidates]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 6
+        assert step.probability <= values[0]
+        assert all(step.probability == each.probability for each in step.candidates if each.piece == step.piece)
+
+
+def test_attention_is_the_models_own_to_half_a_byte(translator: Translator, inspection: Inspection) -> None:
+    maps = attention_maps(translator, SENTENCE, inspection.translation)
+    for packed, exact in (
+        (inspection.encoder, maps.encoder),
+        (inspection.decoder, maps.decoder),
+        (inspection.memory, maps.memory),
+    ):
+        assert np.abs(from_bytes(packed) - exact).max() <= 0.5 / 255 + 1e-4
+
+
+def test_bytes_there_and_back() -> None:
+    weights = np.array([[[[0.0, 1.0], [0.25, 0.75]]]], dtype=np.float32)
+    assert np.abs(from_bytes(to_bytes(weights)) - weights).max() <= 0.5 / 255
+    assert from_bytes(to_bytes(weights))[0, 0, 0].tolist() == [0.0, 1.0]
+
+
+# --- the tree ----------------------------------------------------------------------------------------------------
+
+
+def paths_of(inspection: Inspection) -> list[tuple[str, ...]]:
+    paths: list[tuple[str, ...]] = [()]
+    for node in inspection.tree[1:]:
+        paths.append((*paths[node.parent], node.piece))
+    return paths
+
+
+def test_the_trees_best_path_is_the_translation(inspection: Inspection) -> None:
+    paths = paths_of(inspection)
+    best = [path for path, node in zip(paths, inspection.tree, strict=True) if node.best]
+    assert best[-1] == inspection.target_pieces
+    assert best == [inspection.target_pieces[:length] for length in range(len(inspection.target_pieces) + 1)]
+    last = inspection.tree[paths.index(inspection.target_pieces)]
+    assert last.ended
+    assert last.score == pytest.approx(inspection.score, abs=1e-4)
+    assert max(node.score for node in inspection.tree if node.score is not None) == last.score
+
+
+def test_parents_stand_before_children_and_log_probabilities_fall(inspection: Inspection) -> None:
+    for number, node in enumerate(inspection.tree[1:], 1):
+        assert 0 <= node.parent < number
+        assert node.log_probability <= inspection.tree[node.parent].log_probability + 1e-4
+        assert not inspection.tree[node.parent].ended
+
+
+def test_no_step_keeps_more_than_the_beam(inspection: Inspection) -> None:
+    live = [len(path) for path, node in zip(paths_of(inspection), inspection.tree, strict=True) if not node.ended]
+    assert max(live.count(length) for length in live) <= BEAM.beam_size
+    assert sum(node.ended for node in inspection.tree) == BEAM.beam_size
+
+
+def test_a_nodes_log_probability_is_the_models(translator: Translator, inspection: Inspection) -> None:
+    """Every path's sum, read again one path at a time."""
+    config, tokenizer = translator.model.config, translator.tokenizer
+    source = torch.tensor([[*tokenizer.source.encode(SENTENCE), config.eos_id]])
+    for path, node in list(zip(paths_of(inspection), inspection.tree, strict=True))[1::5]:
+        ids = [tokenizer.target.id(piece) for piece in path]
+        with torch.inference_mode():
+            logits = translator.model(source, torch.tensor([[config.start_id, *ids[:-1]]]))[0]
+            logits[:, config.pad_id] = -torch.inf  # never written
+            values = logits.log_softmax(dim=-1)
+        expected = sum(float(values[place, id]) for place, id in enumerate(ids))
+        assert node.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_greedy_search_is_one_line(translator: Translator) -> None:
+    greedy = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=1))
+    assert [node.parent for node in greedy.tree] == list(range(-1, len(greedy.tree) - 1))
+    assert tuple(node.piece for node in greedy.tree[1:]) == greedy.target_pieces
+
+
+def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator) -> None:
+    cut = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=2, max_length=2))
+    ended = [path for path, node in zip(paths_of(cut), cut.tree, strict=True) if node.ended]
+    assert cut.target_pieces[:-1] in ended
+    assert len(cut.target_pieces) == 3
+
+
+def test_drawing_pieces_is_not_shown(translator: Translator) -> None:
+    sampling = SearchSettings(beam_size=3, sampling=SamplingSettings())
+    assert inspect_sentence(translator, SENTENCE, search=sampling) == inspect_sentence(
+        translator, SENTENCE, search=BEAM
+    )
+
+
+@pytest.mark.parametrize(
+    ("sentence", "message"), [("", "it is empty"), ("  ", "it is empty"), ("我吃鱼" * 200, "at most 256 pieces, but")]
+)
+def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        inspect_sentence(translator, sentence)
+
+
+def test_a_model_without_heads_is_refused(translator: Translator) -> None:
+    config = msgspec.structs.replace(translator.model.config, kind="recurrent", positions="none")
+    recurrent = Translator(build_model(config), translator.tokenizer)  # type: ignore[arg-type]
+    with pytest.raises(
+        TransduceError, match=r"Only a model with `model.kind` = transformer .* this one is `recurrent`"
+    ):
+        inspect_sentence(recurrent, SENTENCE)
+
+
+# --- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_for_nothing_from_outside(inspection: Inspection) -> None:
+    page = inspection.to_html()
+    assert "default-src 'none'" in page
+    addresses = set(re.findall(r"https?://[^\"'\s<]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a language of pictures, which nobody fetches
+    assert not re.search(r"<(link|img|iframe)|\bsrc=|@import|url\(", page)
+
+
+def test_the_page_holds_the_payload_whatever_the_sentence_says(inspection: Inspection) -> None:
+    hostile = "</script><script>alert('x')</script> <!-- {{style}} & 我"
+    changed = msgspec.structs.replace(inspection, source=hostile)
+    page = changed.to_html()
+    found = re.search(r'<script type="application/json" id="payload">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1])["source"] == hostile
+    assert msgspec.json.decode(found[1], type=Inspection) == changed
+    assert page.count("<script") == 2
+
+
+def test_a_title_is_only_a_title() -> None:
+    assert "<title>&lt;b&gt; → x</title>" in render_page("<b> → x", "{}")
+
+
+def test_a_large_models_long_sentence_stays_small(inspection: Inspection) -> None:
+    """6 + 6 layers of 8 heads, 31 pieces and the end symbol a side, beam 4 at every step."""
+    generator = np.random.default_rng(1)
+    weights = to_bytes(generator.dirichlet(np.ones(32), size=(6, 8, 32)).astype(np.float32))
+    pieces = (*(f"▁piece{number}" for number in range(31)), "</s>")
+    nodes = [msgspec.structs.replace(inspection.tree[1], parent=max(0, number - 4)) for number in range(160)]
+    large = msgspec.structs.replace(
+        inspection,
+        source_pieces=pieces,
+        target_pieces=pieces,
+        steps=inspection.steps[:1] * 32,
+        encoder=weights,
+        decoder=weights,
+        memory=weights,
+        tree=tuple(nodes),
+    )
+    assert len(large.to_html().encode()) < 500_000
+
+
+def test_every_word_of_the_page_is_in_both_languages() -> None:
+    script = (Path(__file__).parents[2] / "src/transduce/inspection/page/words.js").read_text("utf-8")
+    unquoted = re.sub(r'"[^"]*"|`[^`]*`', '""', script)
+    english, chinese = unquoted.split("\n  zh: {")
+    names = [set(re.findall(r"[\s{,](\w+): ", part)) for part in (english, chinese)]
+    assert names[0] - {"en"} == names[1]
+    assert len(names[1]) > 25
+
+
+# --- the terminal and the notebook -------------------------------------------------------------------------------
+
+
+def test_the_terminal_shows_every_piece_with_its_probability(translator: Translator, inspection: Inspection) -> None:
+    words = word_attention(attention_maps(translator, SENTENCE, inspection.translation))
+    drawn = draw_inspection(inspection, words)
+    assert drawn.startswith(f"{SENTENCE}  →  {inspection.translation}\n")
+    for step in inspection.steps:
+        assert re.search(rf"^{re.escape(step.piece)} +{100 * step.probability:.1f} %", drawn, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("share", "bar"), [(0.0, ""), (1.0, "████"), (0.5, "██"), (0.28, "█▏"), (2.0, "████")])
+def test_bars(share: float, bar: str) -> None:
+    assert draw_bar(share, 4) == bar
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(inspection: Inspection) -> None:
+    shown = inspection._repr_html_()
+    assert shown.startswith('<iframe sandbox="allow-scripts"')
+    assert "<script" not in shown
+    assert "&lt;script" in shown
+
+
+def test_a_notebook_shows_attention(translator: Translator) -> None:
+    maps = attention_maps(translator, SENTENCE)
+    layers, heads = maps.memory.shape[:2]
+    assert maps._repr_html_() == small_heat_maps(maps.memory)
+    assert maps._repr_html_().count("<svg") == layers * heads
+    words = word_attention(maps)
+    assert words._repr_html_().count("<td") == words.weights.size
+
+
+def test_a_table_escapes_what_it_shows() -> None:
+    table = shaded_table(["<b>"], ["&"], [[0.5]])
+    assert "<th style='text-align: right'>&lt;b&gt;</th>" in table
+    assert "<th>&amp;</th>" in table
+    assert "0.50" in table
+
+
+# --- in a browser ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(inspection: Inspection, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Page]":
+    """The page in Chromium, which may talk to nobody."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(inspection.to_html(), encoding="utf-8")
+    with api.sync_playwright() as playwright:
+        browser = next(
+            (each for each in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(each).exists()), None
+        )
+        if browser is None:
+            pytest.skip("Chromium is not installed: no browser tests")
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        opened = chromium.new_page(locale="en-US")
+        errors: list[str] = []
+        opened.on("pageerror", lambda error: errors.append(str(error)))
+        opened.on(
+            "request", lambda request: errors.append(request.url) if not request.url.startswith("file:") else None
+        )
+        opened.goto(path.as_uri())
+        yield opened
+        chromium.close()
+        assert errors == []
+
+
+def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: Inspection) -> None:
+    words = page.locator(".word")
+    assert words.all_inner_texts() == [*inspection.words.source_words, *inspection.words.target_words]
+    words.nth(1).focus()
+    shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")
+    assert max(shades) > 0.1
+    assert page.locator(".word.from").count() == 1
+
+
+def test_choosing_a_piece_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
+    page.locator(".piece").nth(2).click()
+    rows = page.locator(".candidates tr td:first-child").all_inner_texts()
+    assert rows[:6] == [each.piece.replace("▁", "_") for each in inspection.steps[2].candidates]
+
+
+def test_choosing_a_head_draws_it(page: "Page", inspection: Inspection) -> None:
+    layers, heads = inspection.memory.shape[:2]
+    assert page.locator(".heads button").count() == layers * (heads + 1)
+    page.get_by_label("layer 1, head 2", exact=True).click()
+    assert page.locator(".heads button[aria-pressed=true]").get_attribute("aria-label") == "layer 1, head 2"
+    weights = from_bytes(inspection.memory)[0, 1]
+    assert page.locator("svg line").count() == int((weights >= 0.03).sum())
+
+
+def test_arrow_keys_read_the_heat_map(page: "Page", inspection: Inspection) -> None:
+    page.get_by_label("layer 1, head 2", exact=True).click()
+    picture = page.locator(".attention canvas")
+    picture.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        picture.press(key)
+    weight = float(from_bytes(inspection.memory)[0, 1, 1, 1])
+    said = page.locator(".attention .readout").inner_text()
+    assert said.startswith(f"{inspection.target_pieces[1]} → {inspection.source_pieces[1]}: ".replace("▁", "_"))
+    assert f"{100 * weight:.1f} %" in said or weight < 0.001
+
+
+def test_the_tree_has_a_box_for_every_node(page: "Page", inspection: Inspection) -> None:
+    assert page.locator(".node").count() == len(inspection.tree)
+    assert page.locator(".node.ended").count() == sum(node.ended for node in inspection.tree)
+    page.locator(".node.best.ended").focus()
+    assert inspection.translation in page.locator("section:last-child .readout").inner_text()
+
+
+def test_it_speaks_chinese_and_turns_dark(page: "Page") -> None:
+    page.get_by_role("button", name="中文").click()
+    assert page.locator("h1").inner_text() == "这句译文是怎样产生的"
+    page.get_by_role("button", name="深色 / 浅色").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.get_by_role("button", name="English").click()
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_nothing_sticks_out_at_any_width(page: "Page", width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.reload()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

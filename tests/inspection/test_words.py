@@ -1,0 +1,75 @@
+"""Words and pieces by the characters that they stand on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.errors import TransduceError
+from transduce.inspection.words import cut_at_words, locate_words, overlap, piece_spans, split_words
+from transduce.runtime.translator import Translator
+
+
+def words_of(text: str) -> list[str]:
+    return [text[start:end] for start, end in split_words(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the cat sat.", ["the", "cat", "sat."]),
+        ("  two  spaces ", ["two", "spaces"]),
+        ("我爱你", ["我", "爱", "你"]),
+        ("我用Python写", ["我", "用", "Python", "写"]),
+        ("나는 너를 사랑해", ["나는", "너를", "사랑해"]),
+        ("", []),
+        (" \t", []),
+    ],
+)
+def test_words_are_split_at_spaces_and_where_a_script_has_none(text: str, words: list[str]) -> None:
+    assert words_of(text) == words
+
+
+@given(st.text(alphabet="ab 我爱😀é\t", max_size=12))
+def test_splitting_loses_nothing_but_spaces(text: str) -> None:
+    assert "".join(words_of(text)) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "spelt"),
+    [
+        (["▁the", "▁teach", "er", "</s>"], "the teacher", ["the", "teach", "er", ""]),
+        (["▁我", "爱", "你"], "我爱你", ["我", "爱", "你"]),
+        (["▁", "我", "▁", "x"], " 我  x", ["", "我", "", "x"]),
+        (["▁我", "<0xE9>", "<0xBE>", "<0x98>", "吃"], "我龘吃", ["我", "龘", "龘", "龘", "吃"]),
+        (["▁你", "<unk>", "书"], "你龘龘书", ["你", "龘龘", "书"]),
+        (["▁a", "▁", "<unk>", "▁b"], "a ☃☃ b", ["a", "", "☃☃", "b"]),
+        (["▁a", "▁", "<unk>", "</s>"], "a ☃", ["a", "", "☃", ""]),
+        (["▁of▁the", "▁x"], "of   the x", ["of   the", "x"]),
+    ],
+)
+def test_each_piece_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:
+    assert [text[start:end] for start, end in piece_spans(pieces, text)] == spelt
+
+
+def test_words_are_found_in_their_order() -> None:
+    assert locate_words(["a", "b", "a"], "ab a") == [(0, 1), (1, 2), (3, 4)]
+
+
+def test_a_word_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TransduceError, match="`b` does not come next in `a c`"):
+        locate_words(["a", "b"], "a c")
+
+
+def test_overlap_counts_characters() -> None:
+    words = locate_words(["ab", "c"], "abc")
+    pieces = piece_spans(["▁a", "bc", "</s>"], "abc")
+    assert overlap(words, pieces).tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+
+
+def test_no_piece_reaches_over_the_end_of_a_word(translator: Translator) -> None:
+    vocabulary, text = translator.tokenizer.source, "今天老师喜欢苹果。"
+    words = locate_words(list(text), text)
+    pieces = vocabulary.pieces(cut_at_words(vocabulary, text, words))
+    assert [piece.replace("▁", "") for piece in pieces if piece != "▁"] == list(text)
+    whole = locate_words([text], text)
+    assert cut_at_words(vocabulary, text, whole) == vocabulary.encode(text)
