@@ -9,15 +9,50 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from transduce.interop.huggingface import class_for, config_json, derived_names, expected_names, to_folder_names
+from transduce.interop.huggingface import (
+    class_for,
+    config_json,
+    derived_names,
+    expected_names,
+    huggingface_obstacles,
+    to_folder_names,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder import write_model_folder
-from transduce.runtime.translator import Translator, load, pad
+from transduce.runtime.translator import Translator, pad
+from transduce.search.settings import SearchSettings
 
 OpenFolder = Callable[[Path], tuple[Any, Any]]
+MakeTranslator = Callable[..., Translator]
+
+
+LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+M2M100 = {"position_offset": 2, "sinusoids_to_end": True, "pad_id": 1, "eos_id": 2, "start_id": 2}
+# What no class has, one by one: a model with any of it keeps our own names.
+NOT_THEIRS: list[dict[str, Any]] = [
+    {"num_key_value_heads": 2},
+    {"share_layers": True},
+    *({"norm": norm} for norm in ("rms", "batch")),
+    {"norm_order": "sandwich"},
+    {"final_norm": False},
+    {"norm_order": "post", "final_norm": True},
+    *({name: False} for name in ("projection_bias", "attention_output_bias", "feed_forward_bias")),
+    *({"positions": name} for name in ("learned", "rotary", "rotary-interleaved", "relative")),
+    {"position_offset": 2},
+    {"sinusoids_to_end": True},
+    *({"attention_score": score} for score in ("dot", "general", "additive")),
+    {"attention_kind": "hard"},
+    {"attention_scale": 0.5},
+    {"attention_window": 8},
+    {"embedding_norm": True},
+    {"zero_padding_row": False},
+    {"output_bias": True},
+    {"output_scale": 0.5},
+]
 
 
 def make_config(**changes: Any) -> ModelConfig:
@@ -50,6 +85,14 @@ def make_config(**changes: Any) -> ModelConfig:
         ({"d_k": 8}, None),
         ({"d_v": 8}, None),
         ({"norm_epsilon": 1e-6}, None),
+        ({"activation": "gelu-tanh"}, "PegasusForConditionalGeneration"),
+        ({"activation": "silu", "norm_order": "post"}, "MarianMTModel"),
+        ({"d_k": 4, "d_v": 4, "num_key_value_heads": 4, "final_norm": True}, "PegasusForConditionalGeneration"),
+        (LEARNED | {"norm_order": "post"}, "BartForConditionalGeneration"),
+        (LEARNED, "MBartForConditionalGeneration"),
+        (M2M100, "M2M100ForConditionalGeneration"),
+        (M2M100 | {"start_id": 1}, None),
+        (LEARNED | {"position_offset": 0}, None),
     ],
 )
 def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | None) -> None:
@@ -58,6 +101,15 @@ def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | N
     content = config_json(config)
     assert content.get("architectures") == (None if name is None else [name])
     assert content["transduce"]["d_model"] == 16
+
+
+@pytest.mark.parametrize("changes", NOT_THEIRS, ids=str)
+def test_what_no_class_has_is_not_called_one(changes: dict[str, Any]) -> None:
+    config = make_config(**changes)
+    assert class_for(config) is None
+    assert set(huggingface_obstacles(config)) & set(changes)
+    assert config_json(config)["model_type"] == "transduce"
+    assert huggingface_obstacles(make_config()) == []
 
 
 def test_the_configuration_in_the_classs_own_words() -> None:
@@ -70,9 +122,11 @@ def test_the_configuration_in_the_classs_own_words() -> None:
     assert config_json(make_config(norm_order="post"))["normalize_before"] is False
 
 
-@pytest.mark.parametrize("norm_order", ["pre", "post"])
-def test_every_tensor_has_one_name_and_none_is_lost(norm_order: str) -> None:
-    config = make_config(norm_order=norm_order)
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_order": "post"}, LEARNED, LEARNED | {"norm_order": "post"}, M2M100], ids=str
+)
+def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> None:
+    config = make_config(**changes)
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
     renamed = to_folder_names(weights, config)
     for name, tensor in weights.items():
@@ -83,7 +137,9 @@ def test_every_tensor_has_one_name_and_none_is_lost(norm_order: str) -> None:
     assert set(renamed) - set(names) <= derived_names(config)
     assert "model.encoder.layers.0.self_attn.q_proj.weight" in names
     assert "model.decoder.layers.2.encoder_attn.out_proj.bias" in names
-    assert ("model.encoder.layer_norm.weight" in names) == (norm_order == "pre")
+    assert ("model.encoder.layer_norm.weight" in names) == (config.norm_order == "pre")
+    assert ("model.decoder.layernorm_embedding.bias" in names) == config.embedding_norm
+    assert ("model.decoder.embed_positions.weight" in names) == (config.positions == "learned")
 
 
 def test_positions_are_written_as_sines_then_cosines() -> None:
@@ -136,36 +192,56 @@ def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs:
 
 
 @pytest.mark.filterwarnings("default")  # what that library warns of is not ours
-@pytest.mark.parametrize("norm_order", ["pre", "post"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("scale_embeddings", [True, False])
-def test_the_same_logits(
-    open_folder: OpenFolder,
-    translator: Translator,
-    tmp_path: Path,
-    norm_order: str,
-    activation: str,
-    scale_embeddings: bool,
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_embeddings": False},
+        {"activation": "silu"},
+        {"norm_order": "post", "activation": "gelu"},
+        {"norm_order": "post", "scale_embeddings": False},
+        LEARNED | {"norm_order": "post", "max_positions": 50, "activation": "gelu", "start_id": 1},
+        LEARNED,
+        M2M100 | {"activation": "gelu-tanh"},
+    ],
+    ids=str,
+)
+def test_the_same_logits_and_translations(
+    open_folder: OpenFolder, make_translator: MakeTranslator, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = make_config(norm_order=norm_order, activation=activation, scale_embeddings=scale_embeddings)
-    model = Transformer(config)
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms too, which start at 0 and 1
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    made = make_translator(**changes)
+    config = made.model.config
     write_model_folder(
         tmp_path,
-        weights={name: parameter.detach() for name, parameter in model.named_parameters()},
+        weights={name: parameter.detach() for name, parameter in made.model.named_parameters()},
         config=config,
-        tokenizer=translator.tokenizer,
+        tokenizer=made.tokenizer,
         languages=("zh", "en"),
         documents={},
     )
-    ours = load(tmp_path, precision="fp32", device="cpu", threads=1)
     _, theirs = open_folder(tmp_path)
     assert type(theirs).__name__ == class_for(config)
-    sources = pad([[*range(5, 40), 1], [7, 8, 1], [9] * 20 + [1]], 0, torch.device("cpu"))
-    inputs = pad([[0, 5, 6, 7, 8], [0, *range(100, 130)], [0]], 0, torch.device("cpu"))
-    assert compare_logits(ours, theirs, sources, inputs) < 1e-5
+    pad_id, eos_id = config.pad_id, config.eos_id
+    rows = [[*range(5, 40), eos_id], [7, 8, eos_id], [9] * 20 + [eos_id]]
+    sources = pad(rows, pad_id, torch.device("cpu"))
+    targets = [[5, 6, 7, 8], list(range(60, 90)), []]
+    inputs = pad([[config.start_id, *row] for row in targets], pad_id, torch.device("cpu"))
+    assert compare_logits(made, theirs, sources, inputs) < 1e-5
+    written = theirs.generate(
+        input_ids=sources, attention_mask=(sources != pad_id).long(), num_beams=1, do_sample=False, max_length=20
+    )
+    ours = made.search_ids(rows, SearchSettings(beam_size=1, max_length=19))
+    for row, (best, *_) in zip(written[:, 1:].tolist(), ours, strict=True):
+        assert row[: row.index(eos_id) if eos_id in row else None] == list(best.ids)
+    # What comes back from the folder is what went in.
+    again = read_weights_of(tmp_path, config)
+    assert all(torch.equal(again[name], parameter) for name, parameter in made.model.named_parameters())
+
+
+def read_weights_of(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Our parameters, out of the tensors of a folder."""
+    tensors = load_file(folder / "model.safetensors")
+    names = (name for name, _ in Transformer(config).named_parameters())
+    return {name: torch.cat([tensors[part] for part in expected_names(name, config)]) for name in names}
 
 
 @pytest.mark.filterwarnings("default")

@@ -1,0 +1,144 @@
+"""A model's bricks as other programs want them: projections one by one, positions as one table.
+
+Legend: D model width, H heads, G heads of keys and values, K width of a head's queries and keys, P positions.
+"""
+
+import math
+from typing import NamedTuple, cast
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from transduce.interop.exported import MAXIMUM_POSITIONS
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.positions import LearnedPositions, RelativePositions, sinusoids
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+# The settings that the converters here know. Whatever comes later is an obstacle until they know it too.
+_KNOWN = frozenset(
+    (
+        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "num_key_value_heads"),
+        *("d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
+        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
+        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
+        *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
+        *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
+        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
+    )
+)
+
+
+def unknown_settings(config: ModelConfig) -> list[str]:
+    """Settings with another value than the default one that no converter here knows of."""
+    values = msgspec.structs.asdict(config)
+    fields = msgspec.structs.fields(ModelConfig)
+    changed = (field.name for field in fields if not field.required and values[field.name] != field.default)
+    return [name for name in changed if name not in _KNOWN]
+
+
+class Linear(NamedTuple):
+    """A weight (outputs, inputs), and a bias (outputs,) where there is one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def linear_of(module: nn.Linear) -> Linear:
+    """The weight and the bias of a layer."""
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def join(parts: list[Linear]) -> Linear:
+    """Layers over the same inputs as one layer."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+class Projections(NamedTuple):
+    """The four layers of an attention."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+
+
+def projections_of(attention: MultiHeadAttention) -> Projections:
+    """The four layers, as they are."""
+    joint = linear_of(attention.projection)
+    weights = joint.weight.split(attention.widths)
+    biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
+    query, key, value = (Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+    return Projections(query, key, value, linear_of(attention.output))
+
+
+def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
+    """The four layers of an attention whose score is a dot product over √d_k, equation (1), whatever it is in ours.
+
+    Another factor is multiplied into the queries' layer, and so is the matrix of the general score: (W q) · k.
+
+    Raises:
+        ValueError: the score is additive, or the attention is hard.
+    """
+    parts = projections_of(attention)
+    score = attention.score
+    if score is None:
+        return parts
+    if score.vector is not None or score.hard:
+        raise ValueError("an additive score or a hard attention is no scaled dot product")
+    query = parts.query
+    if score.matrix is not None:
+        matrix = score.matrix.detach()
+        query = Linear(
+            _times_matrix(query.weight, matrix), None if query.bias is None else _times_matrix(query.bias, matrix)
+        )
+    scaled = Linear(query.weight * score.factor, None if query.bias is None else query.bias * score.factor)
+    return parts._replace(query=scaled)
+
+
+def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
+    """What makes q W of q, for each head: rows (H × K, …) with a matrix (H, K, K)."""
+    heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) of a bias
+    return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
+
+
+def has_two_norms(residual: Residual) -> bool:
+    """Whether a sub-layer stands between two norms, a sandwich."""
+    return not isinstance(residual.norm_before, nn.Identity) and not isinstance(residual.norm_after, nn.Identity)
+
+
+def encoder_layers_of(model: Transformer) -> list[EncoderLayer]:
+    """In the order of their use; one stands there several times where all are one."""
+    return [cast(EncoderLayer, layer) for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers)]
+
+
+def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
+    """The same of the decoder."""
+    return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
+
+
+def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
+    """What is added to the embeddings of positions 0 … P-1, (P, D); None where nothing is."""
+    if isinstance(embedding.positions, LearnedPositions):
+        return embedding.positions.weight.detach()[embedding.positions.offset :]
+    if config.positions != "sinusoidal":
+        return None
+    rows = config.position_offset + MAXIMUM_POSITIONS
+    return sinusoids(rows, config.d_model, to_end=config.sinusoids_to_end)[config.position_offset :]
+
+
+def bias_by_distance(relative: RelativePositions) -> Tensor:
+    """T5's bias for the distances -m … m (key minus query, m the greatest that is told apart), (2m + 1, H)."""
+    reach = torch.arange(-relative.max_distance, relative.max_distance + 1)
+    bias: Tensor = relative(torch.zeros(1, dtype=torch.int64), reach)  # (1, H, 1, 2m + 1)
+    return bias[0, :, 0].T.detach().contiguous()
+
+
+def embedding_scale(config: ModelConfig) -> float:
+    """What embeddings are multiplied by."""
+    return math.sqrt(config.d_model) if config.scale_embeddings else 1.0

@@ -1,0 +1,260 @@
+"""Our encoder–decoders as CTranslate2's, through the specification classes of its Python package.
+
+Everything is given explicitly: the table of positions (CTranslate2's own sinusoids are others), the factor of the
+embeddings, one bias by distance for each layer. Weights that are tied here are found to be equal there and stored once.
+Legend: B batch, V vocabulary, D model width.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transduce.interop.bricks import (
+    Linear,
+    added_positions,
+    decoder_layers_of,
+    embedding_scale,
+    encoder_layers_of,
+    has_two_norms,
+    join,
+    linear_of,
+    scaled_projections_of,
+    unknown_settings,
+)
+from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
+from transduce.interop.packages import import_extra
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.stack import StackPositions
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+
+_ACTIVATIONS = {
+    "relu": "RELU",
+    "reglu": "RELU",
+    "gelu": "GELU",
+    "geglu": "GELU",
+    "gelu-tanh": "GELUTanh",
+    "geglu-tanh": "GELUTanh",
+    "silu": "SWISH",
+    "swiglu": "SWISH",
+}
+
+
+def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
+    """Settings that CTranslate2 has no brick for."""
+    unknown = {
+        "kind": config.kind != "transformer",
+        "norm": config.norm == "batch",
+        "attention_score": config.attention_score == "additive",
+        "attention_kind": config.attention_kind == "hard",
+        "attention_window": config.attention_window is not None,
+        "rotary_scaling": config.rotary_scaling is not None,
+        "d_v": config.value_width != config.key_width,
+        "final_norm": config.norm_order == "post" and config.has_final_norm,
+    }
+    return [*(name for name, is_unknown in unknown.items() if is_unknown), *unknown_settings(config)]
+
+
+def write_ctranslate2(model: Transformer, tokenizer: Tokenizer, folder: Path, *, quantization: str = "float32") -> None:
+    """Writes model.bin, config.json and the vocabularies.
+
+    Args:
+        model: in float32.
+        tokenizer: its pieces become CTranslate2's tokens.
+        folder: exists.
+        quantization: one of QUANTIZATIONS.
+
+    Raises:
+        TransduceError: the package is missing.
+        ValueError: the model has one of its `ctranslate2_obstacles`.
+    """
+    specification = _specification(model)
+    specification.register_source_vocabulary(_tokens(tokenizer.source))
+    specification.register_target_vocabulary(_tokens(tokenizer.target))
+    settings, target = specification.config, tokenizer.target
+    settings.unk_token = target.piece(target.unk_id)
+    settings.eos_token = settings.bos_token = target.piece(target.eos_id)
+    settings.decoder_start_token = target.piece(model.config.start_id)
+    settings.add_source_eos = True
+    settings.layer_norm_epsilon = model.config.norm_epsilon
+    specification.validate()
+    specification.optimize(quantization=quantization)
+    specification.save(str(folder))
+
+
+def _tokens(vocabulary: Vocabulary) -> list[str]:
+    return vocabulary.pieces(range(vocabulary.size))
+
+
+def _specification(model: Transformer) -> Any:
+    specs = import_extra("ctranslate2", "export").specs
+    config = model.config
+    encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **_bricks(config))
+    decoder = specs.TransformerDecoderSpec(
+        config.num_decoder_layers,
+        config.num_heads,
+        external_pre_post_encoder_layers=config.norm_order == "sandwich",
+        **_bricks(config),
+    )
+    _set_embedding(encoder, encoder.embeddings[0], model.source_embedding, model.source_weight, config)
+    _set_embedding(decoder, decoder.embeddings, model.target_embedding, model.target_weight, config)
+    if config.has_final_norm:
+        _set_norm(encoder.layer_norm, model.encoder_norm)
+        _set_norm(decoder.layer_norm, model.decoder_norm)
+    _set_linear(decoder.projection, _output(model))
+    if config.output_scale != 1.0:
+        decoder.scale_outputs = config.output_scale
+    for spec, layer in zip(encoder.layer, encoder_layers_of(model), strict=True):
+        _set_encoder_layer(spec, layer, model.encoder_positions)
+    for spec, decoder_layer in zip(decoder.layer, decoder_layers_of(model), strict=True):
+        _set_decoder_layer(spec, decoder_layer, model.decoder_positions)
+    return specs.TransformerSpec(encoder, decoder)
+
+
+def _bricks(config: ModelConfig) -> dict[str, Any]:
+    """What both sides are told alike."""
+    common = import_extra("ctranslate2", "export").specs.common_spec
+    rotary = config.positions.startswith("rotary")
+    return {
+        "pre_norm": config.norm_order != "post",
+        "no_final_norm": not config.has_final_norm,
+        "pre_post_layer_norm": config.norm_order == "sandwich",
+        "rms_norm": config.norm == "rms",
+        "layernorm_embedding": config.embedding_norm,
+        "activation": common.Activation[_ACTIVATIONS[config.activation]],
+        "ffn_glu": config.activation.endswith(("glu", "glu-tanh")),
+        "relative_attention_bias": config.positions == "relative",
+        "rotary_dim": 0 if rotary else None,
+        "rotary_interleave": config.positions == "rotary-interleaved",
+        "rotary_base": config.rotary_base,
+        "num_heads_kv": config.num_key_value_heads,
+        "head_dim": config.key_width if config.key_width * config.num_heads != config.d_model else None,
+    }
+
+
+def _output(model: Transformer) -> Linear:
+    return Linear(model.output_weight.detach(), None if model.output_bias is None else model.output_bias.detach())
+
+
+def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, config: ModelConfig) -> None:
+    spec.weight = weight.detach().clone()  # as in _set_linear
+    scale = embedding_scale(config)
+    stack.scale_embeddings = False if scale == 1.0 else scale
+    if embedding.norm is not None:
+        _set_norm(stack.layernorm_embedding, embedding.norm)
+    if config.positions in ("sinusoidal", "learned", "none"):
+        table = added_positions(embedding, config)
+        stack.position_encodings.encodings = torch.zeros(MAXIMUM_POSITIONS, config.d_model) if table is None else table
+
+
+def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions: StackPositions) -> None:
+    _set_self_attention(spec.self_attention, layer.self_attention, positions)
+    _set_feed_forward(spec.ffn, layer.feed_forward)
+    if has_two_norms(layer.self_attention_residual):
+        _set_both_norms(spec.input_layer_norm, spec.post_attention_layer_norm, layer.self_attention_residual)
+        _set_both_norms(spec.pre_feedforward_layer_norm, spec.post_feedforward_layer_norm, layer.feed_forward_residual)
+    else:
+        _set_only_norm(spec.self_attention.layer_norm, layer.self_attention_residual)
+        _set_only_norm(spec.ffn.layer_norm, layer.feed_forward_residual)
+
+
+def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions) -> None:
+    _set_encoder_layer(spec, layer, positions)
+    parts = scaled_projections_of(layer.memory_attention)
+    _set_linear(spec.attention.linear[0], parts.query)
+    _set_linear(spec.attention.linear[1], join([parts.key, parts.value]))
+    _set_linear(spec.attention.linear[2], parts.output)
+    residual = layer.memory_attention_residual
+    if has_two_norms(residual):
+        _set_both_norms(
+            spec.external_pre_encoder_attention_layer_norm, spec.external_post_encoder_attention_layer_norm, residual
+        )
+    else:
+        _set_only_norm(spec.attention.layer_norm, residual)
+
+
+def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: StackPositions) -> None:
+    parts = scaled_projections_of(attention)
+    _set_linear(spec.linear[0], join([parts.query, parts.key, parts.value]))
+    _set_linear(spec.linear[1], parts.output)
+    if positions.relative is not None:
+        spec.relative_attention_bias = positions.relative.weight.detach()
+        spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
+
+
+def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -> None:
+    inner = linear_of(feed_forward.inner)
+    if isinstance(feed_forward, GatedFeedForward):
+        biases = (None, None) if inner.bias is None else inner.bias.chunk(2)
+        gate, linear = (Linear(weight, bias) for weight, bias in zip(inner.weight.chunk(2), biases, strict=True))
+        _set_linear(spec.linear_0, gate)
+        _set_linear(spec.linear_0_noact, linear)
+    else:
+        _set_linear(spec.linear_0, inner)
+    _set_linear(spec.linear_1, linear_of(feed_forward.outer))
+
+
+def _set_both_norms(before: Any, after: Any, residual: Residual) -> None:
+    _set_norm(before, residual.norm_before)
+    _set_norm(after, residual.norm_after)
+
+
+def _set_only_norm(spec: Any, residual: Residual) -> None:
+    before = not isinstance(residual.norm_before, nn.Identity)
+    _set_norm(spec, residual.norm_before if before else residual.norm_after)
+
+
+def _set_norm(spec: Any, norm: nn.Module) -> None:
+    weights = dict(norm.named_parameters())
+    spec.gamma = weights["weight"].detach()
+    if "bias" in weights:
+        spec.beta = weights["bias"].detach()
+
+
+def _set_linear(spec: Any, linear: Linear) -> None:
+    spec.weight = linear.weight.clone()  # quantization there multiplies it in place
+    if linear.bias is not None:
+        spec.bias = linear.bias
+
+
+class CTranslate2Model:
+    """Implements `ExportedModel` for a folder of CTranslate2's."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
+        package = import_extra("ctranslate2", "export")
+        self._translator = package.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        self._source = _tokens(tokenizer.source)
+        self._target = _tokens(tokenizer.target)
+        self._ids = {token: id for id, token in enumerate(self._target)}
+        self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
+        self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
+
+    def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
+        """Of each target's pieces and the end symbol."""
+        tokens = [[self._target[id] for id in row] for row in targets]
+        scored = self._translator.score_batch(self._source_tokens(sources), tokens)
+        return [result.log_probs for result in scored]
+
+    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+        """What greedy search finds."""
+        found = self._translator.translate_batch(
+            self._source_tokens(sources),
+            beam_size=1,
+            max_decoding_length=most_pieces,
+            min_decoding_length=0,
+            suppress_sequences=self._forbidden,
+        )
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in found]
+
+    def _source_tokens(self, sources: Ids) -> list[list[str]]:
+        return [[self._source[id] for id in row] for row in sources]

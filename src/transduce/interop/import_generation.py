@@ -1,0 +1,105 @@
+"""What `generation_config.json` says of searching, as our settings."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from transduce.errors import TransduceError
+from transduce.search.forced import GenerateSettings
+from transduce.search.settings import SearchSettings
+
+# What changes which pieces are written and has no counterpart here, with the value that means nothing.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "repetition_penalty": (None, 1, 1.0),
+    "encoder_repetition_penalty": (None, 1, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "num_beam_groups": (None, 1),
+    "forced_decoder_ids": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "sequence_bias": (None, {}, []),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "renormalize_logits": (None, False),
+    "force_words_ids": (None, []),
+    "constraints": (None, []),
+}
+_STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False: "likely", "never": "never"}
+
+
+def import_generation(
+    generation: Mapping[str, Any], config: Mapping[str, Any], place: str, *, greatest: int | None
+) -> SearchSettings:
+    """How a folder's makers searched; where they said nothing, as `generate` does, but without its limit of 20 pieces.
+
+    Args:
+        generation: of `generation_config.json`; empty where there is none.
+        config: of `config.json`, where older folders say the same.
+        place: names the folder in messages.
+        greatest: pieces that the model has positions for; None: any number.
+
+    Raises:
+        TransduceError: a setting asks for something that has no counterpart here.
+    """
+    said = {**config, **{name: value for name, value in generation.items() if value is not None}}
+    for name, harmless in _UNSUPPORTED.items():
+        if said.get(name) not in harmless:
+            raise TransduceError(f"{place}: `{name}` = {said[name]!r} in the way to generate cannot be imported.")
+    try:
+        return SearchSettings(
+            beam_size=_whole(said, "num_beams", 1),
+            length_penalty=float(said.get("length_penalty", 1.0)),
+            max_length=_longest(said, greatest),
+            min_length=max(0, _whole(said, "min_new_tokens", _whole(said, "min_length", 0) - 1)),
+            no_repeated_ngrams=_whole(said, "no_repeat_ngram_size", 0),
+            generate=GenerateSettings(
+                forced_first_id=_optional_id(said, "forced_bos_token_id"),
+                forced_last_id=_optional_id(said, "forced_eos_token_id"),
+                forbidden_ids=_forbidden(said, place),
+                stop=_STOPS[said.get("early_stopping", False)],
+            ),
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise TransduceError(f"{place}: the way to generate cannot be read: {error}.") from error
+
+
+def _whole(said: Mapping[str, Any], name: str, default: int) -> int:
+    value = said.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"`{name}` must be a whole number, but is {value!r}")
+    return value
+
+
+def _optional_id(said: Mapping[str, Any], name: str) -> int | None:
+    value = said.get(name)
+    return _whole({name: value[0] if isinstance(value, list) else value}, name, 0) if value is not None else None
+
+
+def _longest(said: Mapping[str, Any], greatest: int | None) -> int | None:
+    """New pieces, the end symbol included; `max_length` counts the start symbol too."""
+    longest = said.get("max_new_tokens")
+    if longest is None and said.get("max_length") is not None:
+        longest = _whole(said, "max_length", 0) - 1
+    limits = [limit for limit in (longest, greatest) if limit is not None]
+    return min(limits) if limits else None
+
+
+def _forbidden(said: Mapping[str, Any], place: str) -> tuple[int, ...]:
+    words = said.get("bad_words_ids") or []
+    longer = next((word for word in words if len(word) > 1), None)
+    if longer is not None:
+        raise TransduceError(
+            f"{place}: `bad_words_ids` may forbid single pieces to be imported, but forbids {longer}: take it out."
+        )
+    return tuple(sorted({*(word[0] for word in words), *(said.get("suppress_tokens") or ())}))
+
+
+def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str, Any], ids: tuple[int, int]) -> int:
+    """What the decoder of an encoder–decoder begins with: what is said, else as the family does.
+
+    `ids` are those of padding and end.
+    """
+    for content in (generation, config):
+        if isinstance(content.get("decoder_start_token_id"), int):
+            return int(content["decoder_start_token_id"])
+    return ids[1] if model_type in ("bart", "mbart", "m2m_100") else ids[0]

@@ -1,0 +1,257 @@
+"""The names of weights: one table a family, from ours to those of Hugging Face's classes.
+
+`{n}` is the number of a layer, `{p}` is `weight` or `bias`. Where ours is one matrix and theirs are several, their rows
+are put one below another.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import NamedTuple
+
+
+class Names(NamedTuple):
+    """Where a family keeps a weight of ours."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    """To be put one below another."""
+    transposed: bool = False
+    """Theirs is stored as (inputs, outputs)."""
+
+
+class Family(NamedTuple):
+    """The tensors of a `model_type`."""
+
+    names: tuple[Names, ...]
+    shared: str
+    """The embeddings of both sides, or of the only one."""
+    source: str | None = None
+    """The source's own table, where there is one."""
+    target: str | None = None
+    """The target's own table."""
+    output: str | None = None
+    """The projection to the vocabulary, where it is stored beside the embeddings."""
+    output_bias: tuple[str, ...] = ()
+    """Names of the bias on the logits."""
+    prefix: str = ""
+    """Stands before most names in a folder, and is missing where a bare model was stored."""
+    ignored: str = r"(?!)"
+    """A pattern of tensors that are made again here, or are of heads that have no counterpart."""
+
+
+def _each(ours: str, theirs: str) -> Names:
+    return Names(ours + ".{p}", (theirs + ".{p}",))
+
+
+def _projection(ours: str, theirs: str, parts: Sequence[str]) -> Names:
+    return Names(ours + ".projection.{p}", tuple(f"{theirs}.{part}.{{p}}" for part in parts))
+
+
+def _bart_attention(ours: str, theirs: str) -> tuple[Names, ...]:
+    return (
+        _projection(ours, theirs, ("q_proj", "k_proj", "v_proj")),
+        _each(f"{ours}.output", f"{theirs}.out_proj"),
+    )
+
+
+def _bart_stack(side: str, stack: str) -> tuple[Names, ...]:
+    ours, theirs = f"{stack}_layers.{{n}}", f"model.{stack}.layers.{{n}}"
+    own = (
+        *_bart_attention(f"{ours}.self_attention", f"{theirs}.self_attn"),
+        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.self_attn_layer_norm"),
+        _each(f"{ours}.feed_forward.inner", f"{theirs}.fc1"),
+        _each(f"{ours}.feed_forward.outer", f"{theirs}.fc2"),
+        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.final_layer_norm"),
+        _each(f"{stack}_norm", f"model.{stack}.layer_norm"),
+        _each(f"{side}_embedding.norm", f"model.{stack}.layernorm_embedding"),
+        Names(f"{side}_embedding.positions.weight", (f"model.{stack}.embed_positions.weight",)),
+    )
+    memory = (
+        *_bart_attention(f"{ours}.memory_attention", f"{theirs}.encoder_attn"),
+        _each(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.encoder_attn_layer_norm"),
+    )
+    return own if stack == "encoder" else own + memory
+
+
+def _t5_attention(ours: str, theirs: str) -> tuple[Names, ...]:
+    return (_projection(ours, theirs, ("q", "k", "v")), _each(f"{ours}.output", f"{theirs}.o"))
+
+
+def _t5_stack(stack: str, inner: tuple[str, ...]) -> tuple[Names, ...]:
+    ours, theirs = f"{stack}_layers.{{n}}", f"{stack}.block.{{n}}"
+    last = 1 if stack == "encoder" else 2
+    own = (
+        *_t5_attention(f"{ours}.self_attention", f"{theirs}.layer.0.SelfAttention"),
+        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.layer.0.layer_norm"),
+        Names(
+            f"{ours}.feed_forward.inner.weight",
+            tuple(f"{theirs}.layer.{last}.DenseReluDense.{part}.weight" for part in inner),
+        ),
+        _each(f"{ours}.feed_forward.outer", f"{theirs}.layer.{last}.DenseReluDense.wo"),
+        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.layer.{last}.layer_norm"),
+        _each(f"{stack}_norm", f"{stack}.final_layer_norm"),
+        Names(
+            f"{stack}_positions.relative.weight",
+            (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+        ),
+    )
+    memory = (
+        *_t5_attention(f"{ours}.memory_attention", f"{theirs}.layer.1.EncDecAttention"),
+        _each(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.layer.1.layer_norm"),
+    )
+    return own if stack == "encoder" else own + memory
+
+
+def _bert_names(base: str) -> tuple[Names, ...]:
+    ours, theirs = "layers.{n}", f"{base}.encoder.layer.{{n}}"
+    return (
+        _projection(f"{ours}.self_attention", f"{theirs}.attention.self", ("query", "key", "value")),
+        _each(f"{ours}.self_attention.output", f"{theirs}.attention.output.dense"),
+        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.attention.output.LayerNorm"),
+        _each(f"{ours}.feed_forward.inner", f"{theirs}.intermediate.dense"),
+        _each(f"{ours}.feed_forward.outer", f"{theirs}.output.dense"),
+        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output.LayerNorm"),
+        _each("embedding.norm", f"{base}.embeddings.LayerNorm"),
+        Names("embedding.positions.weight", (f"{base}.embeddings.position_embeddings.weight",)),
+        Names("embedding.token_types", (f"{base}.embeddings.token_type_embeddings.weight",)),
+    )
+
+
+_BERT_HEADS = (
+    _each("masked_language_head.dense", "cls.predictions.transform.dense"),
+    _each("masked_language_head.norm", "cls.predictions.transform.LayerNorm"),
+    _each("pooler", "bert.pooler.dense"),
+    _each("classifier", "classifier"),
+)
+_ROBERTA_HEADS = (
+    _each("masked_language_head.dense", "lm_head.dense"),
+    _each("masked_language_head.norm", "lm_head.layer_norm"),
+    _each("classifier", "classifier.out_proj"),
+    # A model that tells classes apart has its pooler in the classifier: see `family_of`.
+)
+
+_GPT2_NAMES = (
+    Names("layers.{n}.self_attention.projection.{p}", ("transformer.h.{n}.attn.c_attn.{p}",), transposed=True),
+    Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), transposed=True),
+    Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), transposed=True),
+    Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), transposed=True),
+    _each("layers.{n}.self_attention_residual.{norm}", "transformer.h.{n}.ln_1"),
+    _each("layers.{n}.feed_forward_residual.{norm}", "transformer.h.{n}.ln_2"),
+    _each("norm", "transformer.ln_f"),
+    Names("embedding.positions.weight", ("transformer.wpe.weight",)),
+)
+_LLAMA_NAMES = (
+    _projection("layers.{n}.self_attention", "model.layers.{n}.self_attn", ("q_proj", "k_proj", "v_proj")),
+    _each("layers.{n}.self_attention.output", "model.layers.{n}.self_attn.o_proj"),
+    Names(
+        "layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_proj.{p}", "model.layers.{n}.mlp.up_proj.{p}")
+    ),
+    _each("layers.{n}.feed_forward.outer", "model.layers.{n}.mlp.down_proj"),
+    _each("layers.{n}.self_attention_residual.{norm}", "model.layers.{n}.input_layernorm"),
+    _each("layers.{n}.feed_forward_residual.{norm}", "model.layers.{n}.post_attention_layernorm"),
+    _each("norm", "model.norm"),
+)
+
+_BART = Family(
+    names=_bart_stack("source", "encoder") + _bart_stack("target", "decoder"),
+    shared="model.shared.weight",
+    source="model.encoder.embed_tokens.weight",
+    target="model.decoder.embed_tokens.weight",
+    output="lm_head.weight",
+    output_bias=("final_logits_bias",),
+    prefix="model.",
+)
+# Tables of sinusoids, which are computed.
+_SINUSOIDAL = _BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
+_ROBERTA = Family(
+    names=_bert_names("roberta") + _ROBERTA_HEADS,
+    shared="roberta.embeddings.word_embeddings.weight",
+    output="lm_head.decoder.weight",
+    output_bias=("lm_head.bias", "lm_head.decoder.bias"),
+    prefix="roberta.",
+    ignored=r"roberta\.embeddings\.position_ids",
+)
+
+_T5 = Family(
+    names=_t5_stack("encoder", ("wi",)) + _t5_stack("decoder", ("wi",)),
+    shared="shared.weight",
+    source="encoder.embed_tokens.weight",
+    target="decoder.embed_tokens.weight",
+    output="lm_head.weight",
+    # Old files have a table that no version has used.
+    ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+)
+_GATED_T5 = _T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
+_LABELLED_ROBERTA = _ROBERTA._replace(names=(*_ROBERTA.names, _each("pooler", "classifier.dense")))
+
+_FAMILIES = {
+    "bart": _BART,
+    "mbart": _BART,
+    "marian": _SINUSOIDAL,
+    "pegasus": _SINUSOIDAL,
+    "m2m_100": _SINUSOIDAL,
+    "t5": _T5,
+    "bert": Family(
+        names=_bert_names("bert") + _BERT_HEADS,
+        shared="bert.embeddings.word_embeddings.weight",
+        output="cls.predictions.decoder.weight",
+        output_bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+        prefix="bert.",
+        # Positions' numbers, and the head that tells whether a sentence follows another.
+        ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "gpt2": Family(
+        names=_GPT2_NAMES,
+        shared="transformer.wte.weight",
+        output="lm_head.weight",
+        prefix="transformer.",
+        # The mask of the future, as a tensor.
+        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    ),
+    "llama": Family(
+        names=_LLAMA_NAMES,
+        shared="model.embed_tokens.weight",
+        output="lm_head.weight",
+        prefix="model.",
+        ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    ),
+}
+
+
+def family_of(model_type: str, present: Collection[str]) -> Family:
+    """The tables of a `model_type`, in the variant that these tensors are of."""
+    if model_type == "t5" and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
+        return _GATED_T5
+    family = _FAMILIES[model_type]
+    if family is _ROBERTA and "classifier.dense.weight" in present:
+        return _LABELLED_ROBERTA
+    return family
+
+
+def find_names(table: tuple[Names, ...], name: str) -> Names | None:
+    """Where a family keeps this weight of ours; None where it is not told."""
+    for entry in table:
+        match = _pattern(entry.ours).fullmatch(name)
+        if match is not None:
+            values = match.groupdict()
+            return Names(name, tuple(_fill(theirs, values) for theirs in entry.theirs), entry.transposed)
+    return None
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    for key, value in values.items():
+        template = template.replace(f"{{{key}}}", value)
+    return template
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = {"{n}": r"(?P<n>\d+)", "{p}": "(?P<p>weight|bias)", "{norm}": "(?P<norm>norm_before|norm_after)"}
+    text = re.escape(template)
+    for key, pattern in parts.items():
+        text = text.replace(re.escape(key), pattern)
+    return re.compile(text)

@@ -1,0 +1,205 @@
+"""The model's bricks in ONNX operators, one function a brick, in the order in which the model computes them.
+
+Legend: B batch, T positions of the input, L positions that are attended to, D model width, H heads, G heads of keys
+and values, K width of a head's queries and keys, V width of its values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transduce.interop.bricks import Linear, added_positions, embedding_scale, has_two_norms, linear_of, projections_of
+from transduce.interop.onnx_graph import Graph
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layers import Residual
+from transduce.model.norms import BatchNorm
+
+
+class Context(NamedTuple):
+    """What all layers of a stack share in their self-attention, as `model.stack.StackPositions` makes it."""
+
+    bias: str
+    """Added to the scores, broadcastable to (B, H, T, L)."""
+    rotation: tuple[str, str] | None
+    """Cosines and sines, (T, K / 2) each."""
+    interleaved: bool
+    """Rotated pairs are (2i, 2i + 1) in place of (i, i + K / 2)."""
+
+
+class KeysAndValues(NamedTuple):
+    """Of one attention: (B, G, L, K) and (B, G, L, V)."""
+
+    keys: str
+    values: str
+
+
+def build_linear(graph: Graph, x: str, layer: Linear) -> str:
+    """(…, inputs) to (…, outputs)."""
+    y = graph.apply("MatMul", x, graph.matrix(layer.weight))
+    return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
+
+
+def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
+    """LayerNorm, RMSNorm, BatchNorm by its running statistics, or nothing."""
+    if isinstance(norm, nn.LayerNorm):
+        attributes = {"axis": -1, "epsilon": norm.eps}
+        weights = (graph.weight(norm.weight), graph.weight(norm.bias))
+        return graph.apply("LayerNormalization", x, *weights, attributes=attributes)
+    if isinstance(norm, nn.RMSNorm):
+        squares = graph.apply("ReduceMean", graph.apply("Mul", x, x), graph.integers(-1))
+        root = graph.apply("Sqrt", graph.apply("Add", squares, graph.number(norm.eps or 0.0)))
+        return graph.apply("Mul", graph.apply("Div", x, root), graph.weight(norm.weight))
+    if isinstance(norm, BatchNorm):
+        scale = (norm.running_variance + norm.epsilon).rsqrt() * norm.weight
+        shift = norm.bias - norm.running_mean * scale
+        return graph.apply("Add", graph.apply("Mul", x, graph.weight(scale)), graph.weight(shift))
+    return x
+
+
+def build_activation(graph: Graph, x: str, name: str) -> str:
+    """By `ModelConfig.activation`, of which a gated layer's is the gate's."""
+    if name in ("relu", "reglu"):
+        return graph.apply("Relu", x)
+    if name in ("silu", "swiglu"):
+        return graph.apply("Mul", x, graph.apply("Sigmoid", x))
+    return graph.apply("Gelu", x, attributes={"approximate": "tanh" if name.endswith("-tanh") else "none"})
+
+
+def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
+    """(B, T, D) to (B, T, D)."""
+    inner = build_linear(graph, x, linear_of(layer.inner))
+    if isinstance(layer, GatedFeedForward):
+        gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
+        inner = graph.apply("Mul", build_activation(graph, gate, config.activation), linear)
+    else:
+        inner = build_activation(graph, inner, config.activation)
+    return build_linear(graph, inner, linear_of(layer.outer))
+
+
+def build_embedding(
+    graph: Graph, ids: str, positions: str, embedding: Embedding, weight: Tensor, config: ModelConfig
+) -> str:
+    """Ids (B, T) at positions (T,) to vectors (B, T, D)."""
+    x = graph.apply("Gather", graph.weight(weight.detach()), ids)
+    scale = embedding_scale(config)
+    if scale != 1.0:
+        x = graph.apply("Mul", x, graph.number(scale))
+    table = added_positions(embedding, config)
+    if table is not None:
+        x = graph.apply("Add", x, graph.apply("Gather", graph.weight(table), positions))
+    return build_norm(graph, x, embedding.norm)
+
+
+def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
+    """What a sub-layer is given."""
+    return build_norm(graph, x, residual.norm_before)
+
+
+def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
+    """A sub-layer's input x and output y as one."""
+    if has_two_norms(residual):
+        return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
+    return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
+
+
+# --- attention --------------------------------------------------------------------------------------------------
+
+
+def build_self_attention(
+    graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
+) -> tuple[str, KeysAndValues]:
+    """Attention of x to the past and itself: the result (B, T, D), and all keys and values."""
+    query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
+    query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
+    value = _heads(graph, value, attention.d_v)
+    query, key = (_rotate(graph, each, context, attention.d_k) for each in (query, key))
+    if past is not None:
+        key = graph.apply("Concat", past.keys, key, attributes={"axis": 2})
+        value = graph.apply("Concat", past.values, value, attributes={"axis": 2})
+    known = KeysAndValues(key, value)
+    return _attend(graph, query, known, attention, context.bias), known
+
+
+def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
+    """The keys and values of the memory, (B, S, D)."""
+    parts = projections_of(attention)
+    keys, values = (build_linear(graph, memory, part) for part in (parts.key, parts.value))
+    return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
+
+
+def build_memory_attention(
+    graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
+) -> str:
+    """Attention of x to the memory: (B, T, D) to (B, T, D)."""
+    query = _heads(graph, build_linear(graph, x, projections_of(attention).query), attention.d_k)
+    return _attend(graph, query, memory, attention, bias)
+
+
+def _heads(graph: Graph, x: str, width: int) -> str:
+    return graph.transpose(graph.reshape(x, 0, 0, -1, width), 0, 2, 1, 3)  # (B, T, H × K) -> (B, H, T, K)
+
+
+def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
+    """As `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
+    if context.rotation is None:
+        return x
+    cosine, sine = context.rotation
+    if context.interleaved:
+        pairs = graph.apply("Reshape", x, graph.integers(0, 0, 0, -1, 2))  # (B, H, T, K / 2, 2)
+        first, second = (graph.apply("Gather", pairs, graph.integer(side), attributes={"axis": 4}) for side in (0, 1))
+    else:
+        first, second = graph.split(x, [width // 2, width // 2])
+    turned = (
+        graph.apply("Sub", graph.apply("Mul", first, cosine), graph.apply("Mul", second, sine)),
+        graph.apply("Add", graph.apply("Mul", second, cosine), graph.apply("Mul", first, sine)),
+    )
+    if not context.interleaved:
+        return graph.apply("Concat", *turned, attributes={"axis": -1})
+    joined = graph.apply("Concat", *(graph.unsqueeze(half, 4) for half in turned), attributes={"axis": 4})
+    return graph.reshape(joined, 0, 0, 0, -1)  # (B, H, T, K / 2, 2) -> (B, H, T, K)
+
+
+def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
+    """softmax(scores + bias) V, joined and projected: (B, H, T, K) to (B, T, D)."""
+    keys, values = (_share(graph, each, attention) for each in known)
+    scores = graph.apply("Add", _scores(graph, query, keys, attention), bias)
+    weights = graph.apply("Softmax", scores, attributes={"axis": -1})  # (B, H, T, L)
+    if attention.score is not None and attention.score.hard:
+        best = graph.apply("ArgMax", weights, attributes={"axis": -1, "keepdims": 0})
+        length = graph.apply("Squeeze", graph.size(weights, 3), graph.integers(0))
+        weights = graph.apply("OneHot", best, length, graph.weight(torch.tensor([0.0, 1.0])))
+    heads = graph.transpose(graph.apply("MatMul", weights, values), 0, 2, 1, 3)  # (B, T, H, V)
+    return build_linear(graph, graph.reshape(heads, 0, 0, -1), linear_of(attention.output))
+
+
+def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
+    """Keys or values of G heads for all H."""
+    if attention.num_key_value_heads == attention.num_heads:
+        return x
+    share = attention.num_heads // attention.num_key_value_heads
+    head = graph.integers(*(number // share for number in range(attention.num_heads)))
+    return graph.apply("Gather", x, head, attributes={"axis": 1})
+
+
+def _scores(graph: Graph, query: str, keys: str, attention: MultiHeadAttention) -> str:
+    """Before the bias, (B, H, T, L); as `model.scores.ScoredAttention`."""
+    score, scale = attention.score, attention.d_k**-0.5
+    if score is not None and score.vector is not None:
+        pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
+        vector = graph.weight(score.vector.detach()[:, None, None])
+        return graph.apply(
+            "ReduceSum",
+            graph.apply("Mul", graph.apply("Tanh", pairs), vector),
+            graph.integers(-1),
+            attributes={"keepdims": 0},
+        )
+    if score is not None:
+        scale *= score.factor
+        if score.matrix is not None:
+            query = graph.apply("MatMul", query, graph.weight(score.matrix.detach()))
+    scores = graph.apply("MatMul", query, graph.transpose(keys, 0, 1, 3, 2))
+    return graph.apply("Mul", scores, graph.number(scale))

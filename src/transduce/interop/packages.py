@@ -1,0 +1,22 @@
+"""Packages that belong to extras: imported when they are used, and named where they are missing."""
+
+from importlib import import_module
+from typing import Any
+
+from transduce.errors import TransduceError
+
+
+def import_extra(package: str, extra: str) -> Any:
+    """A package of one of transduce's extras.
+
+    Raises:
+        TransduceError: it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise TransduceError(
+            f"This needs the package {error.name}, which is not installed: pip install 'transduce[{extra}]'."
+        ) from None

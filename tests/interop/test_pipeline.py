@@ -1,0 +1,77 @@
+"""`transduce.pipeline("translation", folder)` answers as transformers' pipeline did."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+from transduce.errors import TransduceError
+from transduce.runtime.pipeline import TranslationPipeline
+from transduce.runtime.translator import Translator
+
+SENTENCES = ["我喜欢苹果。", "老师今天买书。"]
+
+
+@pytest.fixture(scope="module")
+def pipe(translator: Translator) -> TranslationPipeline:
+    return TranslationPipeline(translator)
+
+
+def test_a_folder_becomes_a_pipeline(trained: Path, translator: Translator) -> None:
+    pipe = transduce.pipeline("translation", trained, device=-1)
+    pipe.translator = translator  # in float32, whatever this machine chooses
+    assert pipe(SENTENCES[0]) == [{"translation_text": translator(SENTENCES[0]).text}]
+    assert str(transduce.pipeline("translation_zh_to_en", str(trained), device="cpu").translator.device) == "cpu"
+
+
+def test_a_list_in_is_a_list_out(pipe: TranslationPipeline, translator: Translator) -> None:
+    assert pipe(SENTENCES) == [{"translation_text": found.text} for found in translator(SENTENCES)]
+    assert pipe(tuple(SENTENCES)) == pipe(SENTENCES)
+    assert pipe(SENTENCES[:1]) == pipe(SENTENCES[0])
+    assert pipe([]) == []
+    assert pipe("") == [{"translation_text": ""}]
+
+
+def test_several_translations_of_one_or_of_several(pipe: TranslationPipeline, translator: Translator) -> None:
+    found = [
+        [{"translation_text": each.text} for each in best.alternatives]
+        for best in translator(SENTENCES, n_best=2, beam_size=3)
+    ]
+    assert pipe(SENTENCES, num_return_sequences=2, num_beams=3) == found
+    assert pipe(SENTENCES[0], num_return_sequences=2, num_beams=3) == found[0]
+
+
+def test_lengths_count_the_start_symbol_as_theirs_did(pipe: TranslationPipeline) -> None:
+    def pieces(**options: Any) -> int:
+        (answer,) = pipe(SENTENCES[0], return_tensors=True, return_text=False, **options)
+        assert set(answer) == {"translation_token_ids"}
+        return len(answer["translation_token_ids"])
+
+    assert pieces(max_length=4) == 3
+    assert pieces(max_new_tokens=4) == 4
+    assert pieces(max_length=9, max_new_tokens=4) == 4
+    natural = pieces()
+    assert pieces(min_length=natural + 4, num_beams=1) >= natural + 2
+
+
+def test_runs_of_pieces_do_not_come_twice(pipe: TranslationPipeline) -> None:
+    (answer,) = pipe(SENTENCES[0] * 3, no_repeat_ngram_size=1, return_tensors=True, num_beams=1)
+    ids = answer["translation_token_ids"]
+    assert len(set(ids)) == len(ids) > 3
+
+
+def test_its_ids_are_those_of_the_pieces(pipe: TranslationPipeline, translator: Translator) -> None:
+    (answer,) = pipe(SENTENCES[0], return_tensors=True)
+    assert translator.tokenizer.target.decode(answer["translation_token_ids"]) == answer["translation_text"]
+
+
+@pytest.mark.parametrize("task", ["summarization", "translation_", "text2text-generation", "translation_zh"])
+def test_other_tasks_are_refused(trained: Path, task: str) -> None:
+    with pytest.raises(TransduceError, match=f"must be `translation` or `translation_XX_to_YY`, but is `{task}`"):
+        transduce.pipeline(task, trained)
+
+
+def test_other_languages_are_refused(trained: Path) -> None:
+    with pytest.raises(TransduceError, match=r"`translation_de_to_en`, but .* translates zh to en: say `translation`"):
+        transduce.pipeline("translation_de_to_en", trained, device="cpu")
