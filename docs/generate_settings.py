@@ -28,13 +28,12 @@ _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelS
 
 MEANINGS = {
     "preset": "The model's size and kind: one of the [presets](#presets).",
-    "task.kind": "What is learnt.",
     "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
     "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line; `auto`: by suffix.",
     "data.dev_target": "The dev set's target side.",
-    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces.",
+    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces; "
+    "`character`: every character is a piece.",
     "tokenizer.character_coverage": "Share of the characters (by occurrence) that get a piece.",
-    "model.kind": "The architecture.",
     "model.num_encoder_layers": "Encoder layers: N of Table 3.",
     "model.num_decoder_layers": "Decoder layers.",
     "model.d_model": "Width of embeddings and of every layer's output; an even number, a multiple of `num_heads`.",
@@ -45,11 +44,6 @@ MEANINGS = {
     "model.dropout": "On every sub-layer's output, and on the sums of embeddings and positions (section 5.4).",
     "model.attention_dropout": "On attention weights; not in the paper.",
     "model.activation_dropout": "Inside the feed-forward layer; not in the paper.",
-    "model.activation": "Inside the feed-forward layer. The paper's is `relu`.",
-    "model.norm": "The kind of normalisation.",
-    "model.norm_order": "`pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)).",
-    "model.positions": "What tells the order of the pieces (section 3.5); `none`: nothing does.",
-    "model.attention_score": "`scaled`: the dot product over √d_k (section 3.2.1).",
     "model.bias": "Whether projections and feed-forward layers have biases.",
     "model.tie_source_target": "One embedding matrix for both sides; needs a joint vocabulary.",
     "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
@@ -76,8 +70,22 @@ MEANINGS = {
 
 # Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
 UNSAID = {
+    "task.tags": "`true`",
+    "task.next_sentence": "`true`",
     "data.languages": "the files' suffixes",
     "tokenizer.character_coverage": "by script and size",
+    "start_from": "not set",
+    "task.context": "`256`",
+    "task.noise.share": "`0.3`; `0.15` for `spans`",
+    "tokenizer.byte_fallback": "but for `character`",
+    "model.kind": "by the task",
+    "model.num_key_value_heads": "`num_heads`",
+    "model.final_norm": "unless `norm_order` is `post`",
+    "model.projection_bias": "`bias`",
+    "model.attention_output_bias": "`bias`",
+    "model.feed_forward_bias": "`bias`",
+    "model.attention_scale": "`1 / √d_k`",
+    "model.attention_window": "not set",
     "model.d_k": "`d_model / num_heads`",
     "model.d_v": "`d_model / num_heads`",
     "model.tie_source_target": "with a joint vocabulary",
@@ -93,6 +101,8 @@ UNSAID = {
 _TABLES = {
     "": "The whole run",
     "task": "`[task]`",
+    "task.noise": "`[task.noise]`",
+    "task.masking": "`[task.masking]`",
     "data": "`[data]`",
     "data.filters": "`[data.filters]`",
     "tokenizer": "`[tokenizer]`",
@@ -185,6 +195,9 @@ def _show_unsaid(name: str) -> str:
         return f"[chosen](#choose_{field})"
     if table == "model" and field in choices.Preset.__struct_fields__:
         return "of the [preset](#presets)"
+    usual = {each.name: each.default for each in msgspec.structs.fields(ModelConfig)}.get(field)
+    if table == "model" and usual is not None:
+        return show_default(name, usual)
     raise LookupError(f"the setting {name} is None where nothing is said: say in UNSAID what happens then")
 
 

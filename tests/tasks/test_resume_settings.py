@@ -55,6 +55,17 @@ def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str
         override(read_stored(trained / "settings.toml"), said)
 
 
+def test_while_nothing_was_saved_model_and_training_may_change(trained: Path) -> None:
+    """The largest batch did not fit: the same folder may be tried with a smaller one."""
+    stored = read_stored(trained / "settings.toml")
+    changed = override(stored, {"training": {"batch_tokens": 64, "accumulate": 2}, "model": {"d_ff": 8}}, trained=False)
+    assert (changed.training.batch_tokens, changed.training.accumulate, changed.model.d_ff) == (64, 2, 8)
+    minutes = override(stored, {"training": {"minutes": 2.0}}, trained=False)
+    assert (minutes.training.minutes, minutes.training.steps) == (2.0, None)
+    with pytest.raises(TransduceError, match=r"`data\.source` was"):
+        override(stored, {"data": {"source": ["other.zh"]}}, trained=False)
+
+
 @pytest.mark.parametrize(
     "damage", [b"preset = 5\n", b"not toml", b"\xff\xfe", b'preset = "tiny"\nunknown = 1\n'], ids=repr
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transduce.errors import TransduceError
 from transduce.runtime.translator import load
@@ -280,6 +281,21 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
     train(out=folder, resume=True, device="cpu", threads=1)
     assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
     assert (folder / "model.safetensors").read_bytes() == once
+
+
+def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of sums depends on it. One that is said, or that the machine cannot have, wins, and a line says so."""
+    line = "The run goes on, but not bit by bit as it would have without the stop: threads 1 then, 2 now."
+    monkeypatch.setattr("transduce.runtime.machine.usable_cores", lambda: 2)
+    for number, (threads, used) in enumerate(((None, 1), (2, 2))):
+        folder = tmp_path / str(number)
+        shutil.copytree(trained, folder)
+        train(out=folder, resume=True, device="cpu", threads=threads)
+        assert (line in capsys.readouterr().err) == (threads == 2)
+        assert torch.get_num_threads() == used
+    torch.set_num_threads(1)
 
 
 def test_more_steps_said_on_resume_are_remembered(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 from typing import NoReturn
 
 from transduce.errors import TransduceError
@@ -16,9 +17,22 @@ from transduce.errors import TransduceError
 VERBS = {
     "demo": "train a small Chinese-English translator on the built-in corpus and watch it work",
     "train": "train a model on your own files",
+    "prepare": "make a corpus ready ahead of training, in one go or in shards",
+    "verify-resume": "prove that a run of your settings, killed and resumed, is bit-equal to one never stopped",
     "translate": "translate lines of text",
+    "generate": "let a language model continue a text",
+    "fill": "find the masked words of a text",
+    "classify": "label lines of text",
+    "parse": "print the constituency trees of sentences",
+    "serve": "translate over HTTP, for LibreTranslate's clients and DeepL's",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
+    "score": "tell how probable given translations are",
     "compare": "tell whether the difference between two models or two outputs is real",
+    "inspect": "look into one translation: attention, probabilities, the beam's tree",
+    "align": "tell which words of two texts translate each other",
+    "plot": "draw positions, masks, schedules, attention, and the course of a run",
+    "doctor": "prove that a model is wired as it must be, and find what is wrong with a corpus",
+    "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
 }
 
 
@@ -42,21 +56,10 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def wait_briefly() -> None:
-    """Has threads that wait for one another spin for microseconds, not milliseconds, before they sleep.
-
-    PyTorch's thread library spins long by default, so that on a machine that is busy with something else training took
-    ten times as long as its share of the cores explains; now about twice (docs/benchmarks.md). It reads this once, when
-    PyTorch is imported.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-
-
 def build_parser(verb: str | None) -> Parser:
     """The parser of one verb, or the one that lists all verbs."""
     if verb is None:
-        listing = "\n".join(f"  {name:10} {purpose}" for name, purpose in VERBS.items())
+        listing = "\n".join(f"  {name:14} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
             prog="transduce",
             usage="transduce VERB [options]",
@@ -72,13 +75,12 @@ def build_parser(verb: str | None) -> Parser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    import_module(f"transduce.commands.{verb}").add_arguments(parser)
+    _module_of(verb).add_arguments(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
-    wait_briefly()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(arguments)
@@ -111,8 +113,12 @@ def _run(arguments: list[str]) -> int:
             + (f": did you mean `{near[0]}`?" if near else f": the verbs are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
-    code: int = import_module(f"transduce.commands.{verb}").run(options)
+    code: int = _module_of(verb).run(options)
     return code
+
+
+def _module_of(verb: str) -> ModuleType:
+    return import_module(f"transduce.commands.{verb.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import msgspec
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 
@@ -27,12 +28,18 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """How to search: --beam-size, --length-penalty, --max-length, --min-length, --no-repeated-ngrams."""
+    """How to search, where it shall not be as the model's folder says."""
     parser.add_argument(
-        "--beam-size", type=int, default=4, metavar="N", help="hypotheses kept at each step; 1 is greedy"
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="hypotheses kept at each step; 1 is greedy; mostly 4",
     )
     parser.add_argument(
-        "--length-penalty", type=float, default=0.6, metavar="ALPHA", help="greater favours longer output"
+        "--length-penalty",
+        type=float,
+        metavar="ALPHA",
+        help="greater favours longer output; mostly 0.6",
     )
     parser.add_argument(
         "--max-length",
@@ -40,9 +47,26 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at most so many new pieces; source pieces + 50 where nothing is said",
     )
-    parser.add_argument("--min-length", type=int, default=0, metavar="N", help="at least so many new pieces")
+    parser.add_argument("--min-length", type=int, metavar="N", help="at least so many new pieces")
+    parser.add_argument("--no-repeated-ngrams", type=int, metavar="N", help="no run of N pieces comes twice; 0: it may")
     parser.add_argument(
-        "--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may"
+        "--coverage-penalty", type=float, metavar="BETA", help="greater ranks down what leaves source pieces out"
+    )
+    parser.add_argument(
+        "--diverse-groups", type=int, metavar="G", help="groups of the beam that avoid each other's choices"
+    )
+    parser.add_argument("--diversity-penalty", type=float, metavar="NATS", help="how much they avoid them")
+    parser.add_argument(
+        "--forbid",
+        action="append",
+        metavar="TEXT",
+        help="no translation contains this word or text; may be said several times",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_const",
+        const=True,
+        help="bit-equal scores whatever is translated together, or a refusal; one thread a process",
     )
 
 
@@ -56,33 +80,53 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
 
 
-def load_translator(folder: str, options: argparse.Namespace) -> Translator:
-    """The model of a folder, by the options of `add_computing`."""
-    return load(folder, precision=options.precision, device=options.device, threads=options.threads)
+def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
+    """The model of a folder, or several models as one, by the options of `add_computing` and `add_search`."""
+    first = folders if isinstance(folders, str) else folders[0]
+    threads = threads_to_use(options, first)
+    return load(folders, precision=options.precision, device=options.device, threads=threads)
 
 
-def search_settings(options: argparse.Namespace, *, n_best: int = 1) -> SearchSettings:
-    """The options of `add_search`.
+def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
+    """Threads of a process, None for all cores: strict results take one."""
+    if options.threads is None and "strict" in options and search_settings(options, folder).strict:
+        return 1
+    threads: int | None = options.threads
+    return threads
+
+
+def search_settings(
+    options: argparse.Namespace, folder: str | None = None, *, n_best: int | None = None
+) -> SearchSettings:
+    """The options of `add_search`, and for what they do not say the settings in a model's folder.
 
     Raises:
         TransduceError: one is out of its range, which is better said before a model is loaded.
     """
-    return SearchSettings(
-        beam_size=options.beam_size,
-        length_penalty=options.length_penalty,
-        n_best=n_best,
-        max_length=options.max_length,
-        min_length=options.min_length,
-        no_repeated_ngrams=options.no_repeated_ngrams,
-    )
+    said = {
+        "beam_size": options.beam_size,
+        "length_penalty": options.length_penalty,
+        "n_best": n_best,
+        "max_length": options.max_length,
+        "min_length": options.min_length,
+        "no_repeated_ngrams": options.no_repeated_ngrams,
+        "coverage_penalty": options.coverage_penalty,
+        "diverse_groups": options.diverse_groups,
+        "diversity_penalty": options.diversity_penalty,
+        "forbidden": None if options.forbid is None else tuple(options.forbid),
+        "strict": options.strict,
+    }
+    base = SearchSettings() if folder is None else read_search_settings(Path(folder))
+    return msgspec.structs.replace(base, **{name: value for name, value in said.items() if value is not None})
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
     """What a score must be accompanied by: how its translations were found."""
-    said = {"max_length": search.max_length, "min_length": search.min_length}
-    said["no_repeated_ngrams"] = search.no_repeated_ngrams
-    unusual = {name: value for name, value in said.items() if value}
-    return {"beam_size": search.beam_size, "length_penalty": search.length_penalty} | unusual | {"precision": precision}
+    usual, said = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
+    unusual = {name: value for name, value in said.items() if value != usual[name]}
+    always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
+    shown = {name: value if isinstance(value, int | float) else str(value) for name, value in unusual.items()}
+    return always | shown | {"precision": precision}
 
 
 def check_writable(*paths: str | None) -> None:

@@ -3,12 +3,15 @@
 import argparse
 from pathlib import Path
 
+from transduce.tasks.kinds import KINDS
 from transduce.tasks.run import RunRequest, train_run
 from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.choices import PRESETS
 
 # Options that are settings, by the setting's name.
 _SETTINGS = {
+    "task": "task.kind",
+    "start_from": "start_from",
     "source": "data.source",
     "target": "data.target",
     "dev_source": "data.dev_source",
@@ -23,14 +26,25 @@ _SETTINGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
+    add("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    add("--dry-run", action="store_true", help="print all choices with their reasons, and train nothing")
+    add_run(parser)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declares what decides a run: its settings, and where and how to compute."""
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings; options below change it")
+    add("--task", metavar="KIND", help=f"what to learn: {', '.join(KINDS)}; translation where nothing is said")
+    add("--from", dest="start_from", metavar="DIR", help="begin with the weights of this model, by its tokenizer")
     add(
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl",
+        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone",
     )
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")
     add(
@@ -46,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("SOURCE", "TARGET"),
         help="language codes; the files' suffixes where nothing is said",
     )
-    add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add(
         "--preset",
         metavar="NAME",
@@ -62,8 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting, such as training.steps=2000",
     )
-    add("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
-    add("--dry-run", action="store_true", help="print all choices with their reasons, and train nothing")
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
     add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
     add(
@@ -76,6 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains, and returns 0; 130 or 143 where Ctrl-C or SIGTERM ended the run after it was saved."""
+    result = train_run(run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run))
+    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
+
+
+def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:
+    """What the options of `add_run` ask for."""
     content = read_settings(Path(options.settings) if options.settings else None, options.set)
     for option, name in _SETTINGS.items():
         value = getattr(options, option)
@@ -83,13 +100,6 @@ def run(options: argparse.Namespace) -> int:
             put_setting(content, name, value)
     if options.precision != "auto":
         put_setting(content, "training.precision", options.precision)
-    request = RunRequest(
-        settings=content,
-        out=Path(options.out),
-        resume=options.resume,
-        dry_run=options.dry_run,
-        device=options.device,
-        threads=options.threads,
+    return RunRequest(
+        settings=content, out=out, resume=resume, dry_run=dry_run, device=options.device, threads=options.threads
     )
-    result = train_run(request)
-    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0

@@ -2,8 +2,9 @@
 
 from transduce.evaluation.scores import ScoreReport
 from transduce.interop.huggingface import class_for
+from transduce.model.config import ModelConfig
 from transduce.tasks.corpus import TaskCorpus
-from transduce.tasks.resolve import ResolvedSettings
+from transduce.tasks.resolved import ResolvedSettings
 
 
 def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
@@ -16,9 +17,7 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
         report: scores on the dev set, when there are any.
     """
     model, (source, target) = resolved.model, corpus.languages
-    codes = [code for code in (source, target) if code]
-    languages = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
-    front = f"---\n{languages}pipeline_tag: translation\nlibrary_name: transduce\n---\n"
+    front = front_matter(corpus.languages, "translation")
     scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
     held = class_for(model)
     opens = (
@@ -28,9 +27,22 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
     )
     return (
         f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
-        f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
-        f"({model.norm_order}-norm), trained by transduce on {corpus.pairs:,} sentence pairs"
+        f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
+        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
+        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
         f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opens}\n\n"
         f"{scores}All settings stand in `settings.toml`.\n"
     )
+
+
+def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) -> str:
+    """What Hugging Face reads: the languages, and what a model does."""
+    codes = [code for code in languages if code]
+    lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
+    return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
+
+
+def _kind(model: ModelConfig) -> str:
+    """The line of models that it is of, in a word."""
+    return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"

@@ -1,27 +1,48 @@
 """The text of a run: its tokenizer, its training pairs on disk, its dev set."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from transduce.data.batches import Batch, BatchPlan
+from transduce.data.card import CARD_NAME
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus, prepare
+from transduce.data.sample import write_sample
+from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.runtime.machine import usable_cores
+from transduce.tasks.preparation_bar import PreparationBar
+from transduce.tasks.prepared_folder import CORPUS_FOLDER, open_prepared_folder, settings_of
 from transduce.tasks.settings import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, read_pairs
+from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
+from transduce.text.files import read_lines
+from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
-from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
 
-CORPUS_FOLDER = "corpus"
 _DEV_FOLDER = "corpus-dev"
-_DEV_BATCH_TOKENS = 4_096
 _ENOUGH_OCCURRENCES = 3
+# A process takes as long to start as it takes to prepare some ten thousand pairs.
+_PAIRS_A_WORKER = 100_000
+# The card of the corpus that a run was started with, where that was prepared ahead.
+_CARD_COPY = "prepared_corpus.json"
+
+
+class TaskText(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kind of task reads."""
+
+    files: CorpusFiles
+    dev: CorpusFiles | None
+    """None: something is held out, or the kind finds its dev set by itself."""
+    filters: FilterSettings
+    hold_out: HoldOutSettings | None
+    marks: tuple[str, ...] = ()
+    """Pieces of the vocabulary that no text holds."""
 
 
 class TaskCorpus(msgspec.Struct, frozen=True):
@@ -31,9 +52,10 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
     languages: tuple[str | None, str | None]
+    dev: PreparedCorpus | None
+    """None where the kind of task takes its dev set out of the training text."""
     dev_sources: Sequence[str]
     dev_targets: Sequence[str]
-    dev_batches: Sequence[Batch]
 
     @property
     def pairs(self) -> int:
@@ -48,76 +70,222 @@ class TaskCorpus(msgspec.Struct, frozen=True):
 
 def prepare_corpus(
     settings: Settings,
+    text: TaskText,
     folder: Path,
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings],
     display: ProgressDisplay,
+    tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
     """Learns the vocabulary and cuts the training text, once.
 
     Args:
         settings: as the user gave them.
+        text: what of it is read, and how.
         folder: of the run; tokenizer and corpus are written there.
         choose_tokenizer: settles the vocabulary when the corpus' size is known.
         display: is told what is read and left out.
+        tokenizer: one that is there already, in place of learning one.
 
     Raises:
         TransduceError: files are missing or not what they should be.
     """
-    data = settings.data
-    if not data.source:
-        raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
-    files = _files(data.source, data.target, data)
     # Everything is read once before anything is written, so that a missing or uneven file leaves nothing behind.
-    size = measure(files)
-    if data.dev_source:
-        measure(_files(data.dev_source, data.dev_target, data))
-    chosen = choose_tokenizer(size)
-    tokenizer = Tokenizer.train(lambda: read_pairs(files), chosen, shrink=settings.tokenizer.vocabulary_size is None)
-    if tokenizer.source.size < chosen.vocabulary_size:
-        display.say(f"The text allows {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
-        chosen = msgspec.structs.replace(chosen, vocabulary_size=tokenizer.source.size)
-    tokenizer.save(folder)
-    hold_out = None if data.dev_source else HoldOutSettings()
-    prepared = prepare(files, tokenizer, data.filters, folder / CORPUS_FOLDER, hold_out=hold_out)
+    size = measure(text.files)
+    if text.dev is not None:
+        measure(text.dev)
+    if tokenizer is None:
+        tokenizer, chosen = learn_tokenizer(
+            text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
+        )
+    else:
+        chosen = settings_of(tokenizer)
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
+    with PreparationBar(display.console, size.pairs) as bar:
+        prepared = prepare(
+            text.files,
+            tokenizer,
+            text.filters,
+            folder / CORPUS_FOLDER,
+            hold_out=text.hold_out,
+            workers=choose_workers(size.pairs),
+            report_progress=bar,
+        )
     for line in prepared.filters.lines():
         display.say(line)
-    return _task_corpus(folder, data, tokenizer, chosen, prepared)
+    return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
 
 
-def open_corpus(folder: Path, settings: Settings) -> TaskCorpus:
+def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     """What `prepare_corpus` made, for a run that goes on; its settings leave nothing open."""
     tokenizer = Tokenizer.load(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
-    chosen = TokenizerSettings(**msgspec.to_builtins(settings.tokenizer))
-    return _task_corpus(folder, settings.data, tokenizer, chosen, prepared)
+    said = msgspec.structs.asdict(settings.tokenizer)
+    names = [name for name in TokenizerSettings.__struct_fields__ if said.get(name) is not None]
+    chosen = TokenizerSettings(**{name: said[name] for name in names}, user_symbols=text.marks)
+    return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
+
+
+def use_prepared(settings: Settings, prepared: Path, folder: Path, display: ProgressDisplay) -> TaskCorpus:
+    """What `transduce prepare` made, in place of `prepare_corpus`: nothing is copied but the tokenizer.
+
+    Args:
+        settings: as the user gave them; what they say of files, filters and vocabulary must be what was prepared.
+        prepared: the folder that was prepared.
+        folder: of the run.
+        display: is told what was left out.
+
+    Raises:
+        TransduceError: the folder was not prepared, is damaged, or was prepared otherwise than the settings say.
+    """
+    card, tokenizer, corpus = open_prepared_folder(prepared)
+    data = settings.data
+    for name, said, found in (
+        ("data.source", data.source, card.files.source),
+        ("data.target", data.target, card.files.target),
+        ("data.filters", None if data.filters == FilterSettings() else data.filters, card.filters),
+        ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
+    ):
+        if said and said != found:
+            raise TransduceError(
+                f"`{name}` is {said}, but {prepared} was prepared with {found}: leave it out, or prepare again."
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
+    for line in corpus.filters.lines():
+        display.say(line)
+    known = _data_of(data, card.files)
+    return _task_corpus(folder, known, _text_of(known), tokenizer, settings_of(tokenizer), corpus)
+
+
+def reopen_prepared(settings: Settings, prepared: Path, folder: Path) -> TaskCorpus:
+    """The same for a run that goes on, in place of `open_corpus`.
+
+    Raises:
+        TransduceError: the corpus is not the one that the run began with.
+    """
+    card, tokenizer, corpus = open_prepared_folder(prepared)
+    if (folder / _CARD_COPY).read_bytes() != (corpus.folder / CARD_NAME).read_bytes():
+        raise TransduceError(
+            f"{prepared} was prepared anew since the run in {folder} began, which cannot go on with another corpus: "
+            "start another run with another --out."
+        )
+    known = _data_of(settings.data, card.files)
+    return _task_corpus(folder, known, _text_of(known), tokenizer, settings_of(tokenizer), corpus)
+
+
+def training_files(data: DataSettings) -> CorpusFiles:
+    """Where the training pairs are.
+
+    Raises:
+        TransduceError: nothing is said of it.
+    """
+    if not data.source:
+        raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
+    return _files(data.source, data.target, data)
+
+
+def measure(files: CorpusFiles) -> CorpusSize:
+    """Pairs, and distinct characters of scripts without spaces that occur often enough to be learnt."""
+    counts = np.zeros(0, np.int64)
+    reader = PairReader(files)
+    for block in reader:
+        text = "".join(block.sources) + "".join(block.targets)
+        found = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
+        longer, shorter = (counts, found) if len(counts) > len(found) else (found, counts)
+        longer[: len(shorter)] += shorter
+        counts = longer
+    frequent = "".join(map(chr, np.flatnonzero(counts >= _ENOUGH_OCCURRENCES).tolist()))
+    return CorpusSize(pairs=reader.pairs, unspaced_characters=len(unspaced_characters(frequent)))
+
+
+def learn_tokenizer(
+    files: CorpusFiles,
+    size: CorpusSize,
+    settings: Settings,
+    choose: Callable[[CorpusSize], TokenizerSettings],
+    folder: Path,
+    display: ProgressDisplay,
+    *,
+    marks: tuple[str, ...] = (),
+) -> tuple[Tokenizer, TokenizerSettings]:
+    """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
+    chosen = msgspec.structs.replace(choose(size), user_symbols=marks)
+    # Of two vocabularies, one of marks alone is small whatever was said.
+    shrink = settings.tokenizer.vocabulary_size is None or (bool(marks) and not chosen.joint)
+    folder.mkdir(parents=True, exist_ok=True)
+    most = MAX_TRAINING_LINES // (2 if chosen.joint else 1)
+    sample = folder / ".sample.jsonl"
+    try:
+        text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
+        tokenizer = Tokenizer.train(lambda: _vocabulary_text(text, settings.tokenizer.text), chosen, shrink=shrink)
+    finally:
+        sample.unlink(missing_ok=True)
+    if tokenizer.source.size < chosen.vocabulary_size and chosen.kind != "character":
+        display.say(f"The text allows {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
+        chosen = msgspec.structs.replace(chosen, vocabulary_size=tokenizer.source.size)
+    tokenizer.save(folder)
+    return tokenizer, chosen
+
+
+def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
+    """What a vocabulary is learnt from: the pairs, and further text."""
+    alone = files.source == files.target
+    for pair in read_pairs(files):
+        yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
+    for path in more:
+        for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):
+            yield Pair(text, "", line, path)
+
+
+def choose_workers(pairs: int) -> int:
+    """A process a core, where each has enough to do; their number changes no bit."""
+    return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
 
 def _task_corpus(
     folder: Path,
     data: DataSettings,
+    text: TaskText,
     tokenizer: Tokenizer,
     tokenizer_settings: TokenizerSettings,
     prepared: PreparedCorpus,
 ) -> TaskCorpus:
-    dev = _files(data.dev_source, data.dev_target, data) if data.dev_source else prepared.held_out
-    if dev is None:
+    dev = text.dev if text.dev is not None else prepared.held_out
+    if dev is None and text.hold_out is not None:
         raise TransduceError("The corpus is too small to hold a dev set out of it: give --dev-source and --dev-target.")
-    pairs = list(read_pairs(dev))
-    cut = prepare(dev, tokenizer, data.filters, folder / _DEV_FOLDER)
-    plan = BatchPlan(cut, batch_tokens=_DEV_BATCH_TOKENS, seed=0)
+    pairs = [] if dev is None else list(read_pairs(dev))
     return TaskCorpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=prepared,
         languages=_languages(data),
+        dev=None if dev is None else prepare(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
-        dev_batches=[plan.batch(0, position) for position in range(len(plan))],
+    )
+
+
+def _text_of(data: DataSettings) -> TaskText:
+    """The text of a corpus that was prepared ahead, and so held out what it holds out."""
+    dev = _files(data.dev_source, data.dev_target, data) if data.dev_source else None
+    return TaskText(
+        files=training_files(data),
+        dev=dev,
+        filters=data.filters,
+        hold_out=None if dev is not None else HoldOutSettings(),
     )
 
 
 def _files(source: tuple[str, ...], target: tuple[str, ...], data: DataSettings) -> CorpusFiles:
     return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
+
+
+def _data_of(data: DataSettings, files: CorpusFiles) -> DataSettings:
+    """The settings of a run, with the files that were prepared for it: their names tell the languages."""
+    languages = data.languages or files.languages
+    return msgspec.structs.replace(data, source=files.source, target=files.target, languages=languages)
 
 
 def _languages(data: DataSettings) -> tuple[str | None, str | None]:
@@ -126,15 +294,3 @@ def _languages(data: DataSettings) -> tuple[str | None, str | None]:
         return data.languages
     source = language_of(data.source[0]) if data.target else None
     return source, language_of(data.target[0]) if data.target else None
-
-
-def measure(files: CorpusFiles) -> CorpusSize:
-    """Pairs, and distinct characters of scripts without spaces that occur often enough to be learnt."""
-    counts: Counter[str] = Counter()
-    pairs = 0
-    for pair in read_pairs(files):
-        pairs += 1
-        counts.update(unspaced_characters(pair.source))
-        counts.update(unspaced_characters(pair.target))
-    frequent = sum(count >= _ENOUGH_OCCURRENCES for count in counts.values())
-    return CorpusSize(pairs=pairs, unspaced_characters=frequent)

@@ -4,16 +4,12 @@ from typing import Any
 
 import msgspec
 
+from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
-from transduce.search.settings import SearchSettings
-from transduce.tasks.settings import (
-    DataSettings,
-    ModelSettings,
-    Settings,
-    TaskSettings,
-    VocabularySettings,
-)
+from transduce.tasks.kinds import kind_of
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -21,29 +17,15 @@ from transduce.training.choices import (
     Choice,
     CorpusSize,
     choose_average_decay,
-    choose_batch_tokens,
-    choose_best_by,
-    choose_learning_rate,
+    choose_label_smoothing,
     choose_patience,
-    choose_preset,
-    choose_schedule,
-    choose_steps,
     choose_vocabulary_size,
     choose_warmup_steps,
 )
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
-
-class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A run, completely, with what follows from its tokenizer."""
-
-    preset: str
-    task: TaskSettings
-    data: DataSettings
-    tokenizer: TokenizerSettings
-    model: ModelConfig
-    training: ResolvedTraining
-    search: SearchSettings
+_MAY_CHANGE = ("dropout", "attention_dropout", "activation_dropout")
+MOST_CHARACTERS = 40_000
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -79,56 +61,72 @@ def _shown(value: Any) -> str:
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) -> TokenizerSettings:
     """The vocabulary, from the corpus' size."""
-    said = settings.tokenizer
+    said, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
+    chosen = Choice(MOST_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
     return TokenizerSettings(
         kind=said.kind,
-        vocabulary_size=account.take("tokenizer.vocabulary_size", said.vocabulary_size, choose_vocabulary_size(size)),
-        joint=said.joint,
-        byte_fallback=said.byte_fallback,
+        vocabulary_size=account.take("tokenizer.vocabulary_size", said.vocabulary_size, chosen),
+        joint=said.joint and kind_of(settings.task.kind).joint_vocabulary,
+        byte_fallback=not by_character if said.byte_fallback is None else said.byte_fallback,
         character_coverage=said.character_coverage,
         nfc=said.nfc,
     )
 
 
 def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer, account: Account) -> ModelConfig:
-    """The model, from the preset and what the user said."""
-    said, sizes = settings.model, PRESETS[preset]
+    """The model, from the task, the preset and what the user said.
 
-    def value(name: str) -> Any:
-        own = getattr(said, name)
-        return account.take(f"model.{name}", own, Choice(getattr(sizes, name), f"preset {preset}"))
-
-    joint = tokenizer.joint
+    Raises:
+        TransduceError: the task takes no model of this kind, or the settings contradict each other.
+    """
+    kind, joint = kind_of(settings.task.kind), tokenizer.joint
+    kind.check(settings)
+    said = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
+    usual = kind.model_settings(settings.task)
+    model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
+    chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
+    for name, value in kind.sizes(PRESETS[preset], model_kind).items():
+        chosen[name] = Choice(value, f"preset {preset}")
+    values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
     return ModelConfig(
-        source_vocabulary_size=tokenizer.source.size,
-        target_vocabulary_size=tokenizer.target.size,
-        num_encoder_layers=value("num_encoder_layers"),
-        num_decoder_layers=value("num_decoder_layers"),
-        d_model=value("d_model"),
-        d_ff=value("d_ff"),
-        num_heads=value("num_heads"),
-        d_k=said.d_k,
-        d_v=said.d_v,
-        dropout=value("dropout"),
-        attention_dropout=said.attention_dropout,
-        activation_dropout=said.activation_dropout,
-        activation=said.activation,
-        norm=said.norm,
-        norm_order=value("norm_order"),
-        positions=said.positions,
-        attention_score=said.attention_score,
-        bias=said.bias,
-        tie_source_target=joint if said.tie_source_target is None else said.tie_source_target,
-        tie_output=said.tie_output,
-        pad_id=tokenizer.target.pad_id,
-        eos_id=tokenizer.target.eos_id,
-        start_id=tokenizer.target.pad_id,
+        **{
+            "source_vocabulary_size": tokenizer.source.size,
+            "target_vocabulary_size": tokenizer.target.size,
+            "tie_source_target": joint,
+            "pad_id": tokenizer.target.pad_id,
+            "eos_id": tokenizer.target.eos_id,
+            "start_id": tokenizer.target.pad_id
+            if model_kind in ("transformer", "recurrent")
+            else tokenizer.target.eos_id,
+        }
+        | said
+        | values
     )
 
 
-def resolve_preset(settings: Settings, pairs: int, account: Account) -> str:
-    """The size of the model, from the number of pairs."""
-    name: str = account.take("preset", settings.preset, choose_preset(pairs))
+def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Account) -> ModelConfig:
+    """The model of a folder that training begins with; its dropout alone may change.
+
+    Raises:
+        TransduceError: the settings say otherwise.
+    """
+    kind_of(settings.task.kind).check_model(config.kind, f"The model in {folder}")
+    said = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
+    for name, value in said.items():
+        if value != getattr(config, name) and name not in _MAY_CHANGE:
+            raise TransduceError(
+                f"`model.{name}` is {value}, but the model in {folder} has {getattr(config, name)}, and its weights "
+                "are kept: leave it out."
+            )
+    for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
+        account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
+    return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
+
+
+def resolve_preset(settings: Settings, pairs: int, account: Account, *, tokens: int = 0) -> str:
+    """The size of the model, from the number of pairs, or of target tokens."""
+    chosen = kind_of(settings.task.kind).choose_preset(pairs, tokens)
+    name: str = account.take("preset", settings.preset, chosen)
     return name
 
 
@@ -142,14 +140,20 @@ def resolve_training(
     account: Account,
 ) -> ResolvedTraining:
     """How to train, from the corpus' size in pieces and the machine."""
-    said, take = settings.training, account.take
-    batch_tokens = take("training.batch_tokens", said.batch_tokens, choose_batch_tokens(epoch_tokens, machine.device))
+    kind, said, take = kind_of(settings.task.kind), settings.training, account.take
+    translated = said.translate_dev if kind.writes_translations else 0
+    batch_tokens = take("training.batch_tokens", said.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device))
     if said.minutes is not None:
         take("training.minutes", said.minutes, None)
         steps = None
     else:
-        steps = take("training.steps", said.steps, choose_steps(pairs, epoch_tokens, batch_tokens))
-    schedule = take("training.schedule", said.schedule, choose_schedule(model.norm_order))
+        steps = take("training.steps", said.steps, kind.choose_steps(pairs, epoch_tokens, batch_tokens))
+    if said.best_by is not None and said.best_by not in kind.measures:
+        raise TransduceError(
+            f"`training.best_by` is {said.best_by}, but `task.kind` = {kind.name} is measured by "
+            f"{' or '.join(kind.measures)}: choose one of these."
+        )
+    schedule = take("training.schedule", said.schedule, kind.choose_schedule(model.norm_order))
     warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
     return ResolvedTraining(
         seed=said.seed,
@@ -160,7 +164,7 @@ def resolve_training(
         learning_rate=take(
             "training.learning_rate",
             said.learning_rate,
-            choose_learning_rate(model.d_model, schedule, warmup),
+            kind.choose_learning_rate(settings, model.d_model, schedule, warmup),
         ),
         schedule=schedule,
         warmup_steps=warmup,
@@ -169,15 +173,18 @@ def resolve_training(
         epsilon=said.epsilon,
         weight_decay=said.weight_decay,
         clip_norm=said.clip_norm,
-        label_smoothing=said.label_smoothing,
+        label_smoothing=take(
+            "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
+        ),
         precision=take("training.precision", said.precision, Choice(machine.precision, machine.precision_reason)),
+        sharded=said.sharded,
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         report_every=said.report_every,
         validate_every=said.validate_every,
         save_every=said.save_every,
-        best_by=take("training.best_by", said.best_by, choose_best_by(said.translate_dev)),
+        best_by=take("training.best_by", said.best_by, kind.choose_best_by(translated)),
         patience=take("training.patience", said.patience, choose_patience()),
-        translate_dev=said.translate_dev,
+        translate_dev=translated,
         keep_checkpoints=said.keep_checkpoints,
     )
 
@@ -187,9 +194,10 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
     tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
+        start_from=resolved.start_from,
         task=resolved.task,
         data=resolved.data,
-        tokenizer=VocabularySettings(**_common(tokenizer, VocabularySettings)),
+        tokenizer=VocabularySettings(**_common(tokenizer, VocabularySettings), text=resolved.tokenizer_text),
         model=ModelSettings(**_common(model, ModelSettings)),
         training=TrainingSettings(**msgspec.to_builtins(resolved.training)),
         search=resolved.search,

@@ -10,12 +10,15 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.tasks.settings import Settings
 
-# What may be said anew when a run is resumed. The rest would change the steps already taken.
+# What may be said anew when a run is resumed. The rest would change the steps already taken; while there are none, all
+# of these tables may change.
+_UNTRAINED = ("training.", "model.")
 _CHANGEABLE = {
     f"training.{name}"
     for name in (
         "steps",
         "learning_rate",
+        "sharded",
         "report_every",
         "validate_every",
         "save_every",
@@ -25,6 +28,9 @@ _CHANGEABLE = {
         "keep_checkpoints",
     )
 }
+
+# Each says when to stop, in place of the other.
+_INSTEAD = {"training.steps": "minutes", "training.minutes": "steps"}
 
 
 def read_stored(path: Path) -> Settings:
@@ -39,8 +45,13 @@ def read_stored(path: Path) -> Settings:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def override(stored: Settings, said: Mapping[str, Any]) -> Settings:
+def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
     """The stored settings, with what was said anew.
+
+    Args:
+        stored: what the run began with.
+        said: nested, by the names of a settings file.
+        trained: whether any step was saved.
 
     Raises:
         TransduceError: something that may not change was said to be otherwise.
@@ -49,10 +60,10 @@ def override(stored: Settings, said: Mapping[str, Any]) -> Settings:
     for name, value in _leaves(said):
         table, last = _find(content, name)
         old = table.get(last)
-        if name in _CHANGEABLE:
+        if name in _CHANGEABLE or (not trained and name.startswith(_UNTRAINED)):
             table[last] = value
-            if name == "training.steps":
-                table["minutes"] = None
+            if name in _INSTEAD:
+                table[_INSTEAD[name]] = None
         elif old != value:
             raise TransduceError(
                 f"`{name}` was {_shown(old)} when this run began, and cannot become {_shown(value)} on --resume: leave "

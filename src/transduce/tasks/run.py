@@ -8,34 +8,38 @@ from typing import Any
 
 import msgspec
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from transduce.data.batches import BatchPlan
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import ScoreReport, score
-from transduce.model.transformer import Transformer
+from transduce.model.config import ModelConfig
 from transduce.runtime.folder import write_model_folder
-from transduce.runtime.machine import Machine, describe, detect_machine
-from transduce.runtime.translator import Translator, load
-from transduce.tasks.card import model_card
-from transduce.tasks.corpus import TaskCorpus, open_corpus, prepare_corpus
+from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
+from transduce.tasks.beginning import build_beginning, read_beginning, recall_beginning, remember_beginning
+from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus
+from transduce.tasks.kind import Place
+from transduce.tasks.kinds import kind_of
+from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import (
     Account,
-    ResolvedSettings,
     as_settings,
+    keep_model,
     resolve_model,
     resolve_preset,
     resolve_tokenizer,
     resolve_training,
 )
+from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
-from transduce.tasks.translation import DevSet, TranslationTask
+from transduce.training.checkpoint import newest_state
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
-from transduce.training.loop import Trainer, TrainResult
+from transduce.training.interruption import outliving_the_terminal
+from transduce.training.loop import CHECKPOINTS, Trainer, TrainResult
+from transduce.training.processes import explaining_lost_processes, join_processes
+from transduce.training.surroundings import Surroundings
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SETTINGS_FILE = "settings.toml"
 
 
@@ -56,29 +60,50 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """A request on its way to a model: settings, corpus and machine in one place."""
 
-    def __init__(self, request: RunRequest, display: ProgressDisplay) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self.request = request
-        self.display = display
         self.settings = make_settings(request.settings)
+        self.kind = kind_of(self.settings.task.kind)
         self.machine: Machine = detect_machine(request.device, request.threads)
+        self.processes = join_processes(self.machine.device)
+        self.machine = share_of_machine(self.machine, self.processes, threads_said=request.threads is not None)
+        self.was_trained = False  # whether a checkpoint will be gone on from
+        self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:
         """Chooses what was left open, prepares the corpus, and says what was chosen and why."""
         settings, account = self.settings, Account(self.request.said_reason)
+        self.kind.check(settings)
+        beginning = read_beginning(settings)
         corpus = prepare_corpus(
             settings,
+            self._text(settings, folder),
             folder,
             lambda size: resolve_tokenizer(settings, size, account),
             self.display,
+            tokenizer=None if beginning is None else beginning.tokenizer,
         )
-        resolved = self._resolve(settings, corpus, account)
+        kept = None if beginning is None else beginning.model.config
+        if kept is not None:
+            remember_beginning(folder, kept)
+        resolved = self._resolve(settings, corpus, kept, account)
         self._say_choices(account)
         return resolved, corpus
 
-    def _resolve(self, settings: Settings, corpus: TaskCorpus, account: Account) -> ResolvedSettings:
-        preset = resolve_preset(settings, corpus.pairs, account)
-        model = resolve_model(settings, preset, corpus.tokenizer, account)
+    def _text(self, settings: Settings, folder: Path) -> TaskText:
+        text = self.kind.text(self.kind.rewrite(settings, folder))
+        return msgspec.structs.replace(text, marks=(*self.kind.marks(settings.task), *text.marks))
+
+    def _resolve(
+        self, settings: Settings, corpus: TaskCorpus, kept: ModelConfig | None, account: Account
+    ) -> ResolvedSettings:
+        preset = resolve_preset(settings, corpus.pairs, account, tokens=corpus.target_tokens)
+        if kept is None:
+            model = resolve_model(settings, preset, corpus.tokenizer, account)
+        else:
+            model = keep_model(settings, kept, str(settings.start_from), account)
+        model = self.kind.adapt_model(model, corpus)
         training = resolve_training(
             settings,
             model,
@@ -89,9 +114,11 @@ class Run:
         )
         return ResolvedSettings(
             preset=preset,
+            start_from=settings.start_from,
             task=settings.task,
             data=_with_languages(settings.data, corpus.languages),
             tokenizer=corpus.tokenizer_settings,
+            tokenizer_text=settings.tokenizer.text,
             model=model,
             training=training,
             search=settings.search,
@@ -105,13 +132,26 @@ class Run:
             self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
 
     def resume(self) -> tuple[ResolvedSettings, TaskCorpus]:
-        """Takes up the settings and the corpus of a run that was stopped."""
-        settings = override(read_stored(self.request.out / SETTINGS_FILE), self.request.settings)
-        corpus = open_corpus(self.request.out, settings)
-        resolved = self._resolve(settings, corpus, Account())
-        if not self.request.dry_run:
+        """Takes up the settings and the corpus of a run that was stopped, and its number of threads."""
+        state = newest_state(self.request.out / CHECKPOINTS)
+        stored = read_stored(self.request.out / SETTINGS_FILE)
+        settings = override(stored, self.request.settings, trained=state is not None)
+        self.kind = kind_of(settings.task.kind)
+        self.was_trained = state is not None
+        if state is not None and state.surroundings is not None:
+            self._use_threads_of(state.surroundings)
+        corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out))
+        kept = None if settings.start_from is None else recall_beginning(self.request.out)
+        resolved = self._resolve(settings, corpus, kept, Account())
+        if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
         return resolved, corpus
+
+    def _use_threads_of(self, before: Surroundings) -> None:
+        """As many threads as before, for the same bits, unless others were said or there are fewer cores now."""
+        if self.request.threads is None and before.threads <= usable_cores():
+            self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
+            torch.set_num_threads(before.threads)
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
@@ -128,23 +168,51 @@ def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
 def train_run(request: RunRequest) -> TrainResult | None:
     """Trains as requested; None for a dry run.
 
+    A terminal that goes away meanwhile does not end it.
+
     Raises:
-        TransduceError: settings or files are not what they should be.
+        TransduceError: settings or files are not what they should be; memory or room on the disk ran out; the loss
+            says that training has come to nothing.
     """
-    display = ProgressDisplay()
-    run = Run(request, display)
+    with outliving_the_terminal(), explaining_lost_processes():
+        return _train_run(request)
+
+
+def _train_run(request: RunRequest) -> TrainResult | None:
+    run = Run(request)
     has_run = (request.out / SETTINGS_FILE).exists()
     if request.dry_run:
-        _dry_run(run, going_on=request.resume and has_run)
+        if run.processes.is_first:
+            _dry_run(run, going_on=request.resume and has_run)
         return None
+    resolved, corpus = _begin(run, has_run=has_run)
+    result = _train(run, resolved, corpus)
+    if run.processes.is_first:
+        _finish(run, resolved, corpus, result)
+    run.processes.leave()
+    return result
+
+
+def _begin(run: Run, *, has_run: bool) -> tuple[ResolvedSettings, TaskCorpus]:
+    """Prepares a run or takes it up; of several processes the first does, and the others open what it made."""
+    request = run.request
+    if not run.processes.is_first:
+        run.processes.wait()
+        return run.resume()
     if request.resume and has_run:
         resolved, corpus = run.resume()
     else:
         _refuse_to_overwrite(request, has_run)
         resolved, corpus = _start_in_folder(run, request.out)
-    result = _train(run, resolved, corpus)
-    _finish(run, resolved, corpus, result)
-    return result
+    run.processes.wait()
+    return resolved, corpus
+
+
+def prepare_run(request: RunRequest) -> ResolvedSettings:
+    """Does what comes before the first step: the folder is then one of a run in which nothing was saved yet."""
+    _refuse_to_overwrite(request, (request.out / SETTINGS_FILE).exists())
+    resolved, _ = _start_in_folder(Run(request), request.out)
+    return resolved
 
 
 def _dry_run(run: Run, *, going_on: bool) -> None:
@@ -179,33 +247,23 @@ def _refuse_to_overwrite(request: RunRequest, has_run: bool) -> None:
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> TrainResult:
-    training, device = resolved.training, run.machine.device
+    training, place = resolved.training, _place(run)
     torch.manual_seed(training.seed)
-    model = Transformer(resolved.model).to(device)
-    task = TranslationTask(model, label_smoothing=training.label_smoothing)
-    dev = DevSet(
-        config=resolved.model,
-        tokenizer=corpus.tokenizer,
-        sources=corpus.dev_sources,
-        references=corpus.dev_targets,
-        batches=corpus.dev_batches,
-        translate=training.translate_dev,
-        target_language=corpus.languages[1],
-        dtype=_DTYPES[training.precision],
-        device=device,
-    )
-    writer = _FolderWriter(run.request.out, resolved, corpus)
+    model = build_beginning(resolved, trained=run.was_trained, fresh=run.kind.fresh_parameters).to(place.device)
+    dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
-        loss=task.loss,
-        batches=BatchPlan(
-            corpus.prepared, batch_tokens=-(-training.batch_tokens // training.accumulate), seed=training.seed
-        ),
+        loss=run.kind.loss(model, resolved),
+        batches=run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count)),
         settings=training,
-        folder=run.request.out,
-        validate=dev.validate,
+        folder=place.folder,
+        validate=None if dev is None else dev.validate,
         keep_model=writer.write,
         display=run.display,
+        precautions=take_precautions(
+            run.machine, run.kind.largest(corpus, resolved), corpus.tokenizer, run.processes.count
+        ),
     )
     if run.request.resume:
         found = trainer.resume()
@@ -215,31 +273,35 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> TrainRes
             else f"Nothing was saved in {run.request.out}: starting afresh."
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    run.display.say(f"Training {parameters:,} parameters on {corpus.pairs:,} pairs.")
+    run.display.say(f"Training {parameters:,} parameters on {run.kind.describe_size(corpus)}.")
     return trainer.run()
+
+
+def _place(run: Run) -> Place:
+    return Place(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
 class _FolderWriter:
     """Puts the best weights so far into the run's folder, as a complete model folder."""
 
-    def __init__(self, folder: Path, resolved: ResolvedSettings, corpus: TaskCorpus) -> None:
-        self.folder, self.resolved, self.corpus = folder, resolved, corpus
+    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> None:
+        self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
         """Replaces the weights and the card."""
-        card = model_card(self.resolved, self.corpus, step=event.step if event else None, report=None)
+        card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
         write_model_folder(
             self.folder,
             weights=weights,
             config=self.resolved.model,
             tokenizer=self.corpus.tokenizer,
             languages=self.corpus.languages,
-            documents={"README.md": card},
+            documents={"README.md": card} | dict(self.kind.documents(self.corpus, self.resolved)),
         )
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus, result: TrainResult) -> None:
-    """Says how it ended; scores the model that was kept on the dev set by the paper's search."""
+    """Says how it ended, and how good the model is that was kept."""
     display, out = run.display, run.request.out
     display.say(
         f"Stopped after step {result.step:,} ({result.reason}), {format_duration(result.elapsed_seconds)} of training."
@@ -247,28 +309,8 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus, result: Tr
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: go on with --resume.")
         return
-    translator = load(
-        out, precision=resolved.training.precision, device=run.machine.device, threads=run.machine.threads
-    )
-    report = score_dev(translator, corpus, resolved)
-    card = model_card(resolved, corpus, step=result.best_step, report=report)
-    write_file(out / "README.md", card.encode())
-    write_file(out / "dev_score.json", msgspec.json.format(msgspec.json.encode(report)))
-    display.say(f"Dev set, {report.sentences:,} sentences, beam {resolved.search.beam_size}:\n{report}")
-    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. Try: transduce translate {out}")
-
-
-def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
-    """The dev set, translated by the run's search settings."""
-    search = resolved.search
-    hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
-    return score(
-        hypotheses,
-        corpus.dev_targets,
-        target_language=corpus.languages[1],
-        decoding={
-            "beam_size": search.beam_size,
-            "length_penalty": search.length_penalty,
-            "precision": translator.precision,
-        },
-    )
+    outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
+    for name, content in outcome.files.items():
+        write_file(out / name, content)
+    display.say(outcome.measured)
+    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")

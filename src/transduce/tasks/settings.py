@@ -13,7 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from transduce.data.masking import MaskingSettings
 from transduce.errors import TransduceError
+from transduce.model.config import Activation, AttentionKind, AttentionScore, Kind, Norm, NormOrder, Positions
 from transduce.search.settings import SearchSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
@@ -22,16 +24,55 @@ from transduce.training.choices import PRESETS
 from transduce.training.settings import TrainingSettings
 
 
+class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How denoising spoils a text. `task.noise.*` in a settings file."""
+
+    # `infilling`: a mask stands for each span, also for empty ones (BART, Lewis et al. 2020); `spans`: a mark of its
+    # own for each span, and the spans alone are written (T5, Raffel et al. 2020); `masking`: a mask for each piece;
+    # `deletion`: pieces go without a trace.
+    kind: Literal["infilling", "spans", "masking", "deletion"] = "infilling"
+    # Share of the pieces that are taken away; None: BART's 0.3, and T5's 0.15 for `spans`.
+    share: float | None = None
+    # Mean length of a span, in pieces.
+    mean_span: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0.0 < self.share < 1.0:
+            raise TransduceError(f"`task.noise.share` must be between 0 and 1, but is {self.share}.")
+        if not self.mean_span >= 1.0:
+            raise TransduceError(f"`task.noise.mean_span` must be at least 1, but is {self.mean_span}.")
+
+
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is learnt. `task.*` in a settings file."""
 
-    kind: Literal["translation"] = "translation"
+    # translation: one text from another; language-model: to continue a text; denoising: to mend a spoilt text, before
+    # another task is learnt; masked-language-model: to find hidden pieces (BERT); classification: labels of texts;
+    # parsing: constituency trees.
+    kind: Literal[
+        "translation", "language-model", "denoising", "masked-language-model", "classification", "parsing"
+    ] = "translation"
+    # Of a language model, masked or not, and of classification: pieces that are seen at a time, at most.
+    context: int | None = None
+    # Of denoising: how text is spoilt.
+    noise: NoiseSettings | None = None
+    # Of a masked language model: what is hidden, and how.
+    masking: MaskingSettings | None = None
+    # Of a masked language model: whether it also learns if one stretch of text follows another; None: it does.
+    next_sentence: bool | None = None
+    # Of parsing: whether the tag of each word is written too; None: it is.
+    tags: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.context is not None and self.context < 2:
+            raise TransduceError(f"`task.context` must be at least 2, but is {self.context}.")
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where the text is. `data.*` in a settings file."""
 
-    # Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source alone.
+    # Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source alone. A task that
+    # learns from text alone has its files here.
     source: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     format: Format = "auto"
@@ -56,36 +97,66 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How text is cut into pieces. `tokenizer.*` in a settings file."""
 
-    kind: Literal["bpe", "unigram"] = "bpe"
+    kind: Literal["bpe", "unigram", "character"] = "bpe"
     vocabulary_size: int | None = None
     joint: bool = True
-    byte_fallback: bool = True
+    byte_fallback: bool | None = None
     character_coverage: float | None = None
     nfc: bool = False
+    # Files of further text that the vocabulary is learnt from, such as the other language's before a translation.
+    text: tuple[str, ...] = ()
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model. `model.*` in a settings file; what is not said follows the preset."""
+    """The model. `model.*` in a settings file; what is not said follows the task and the preset."""
 
-    kind: Literal["transformer"] = "transformer"
+    kind: Kind | None = None
     num_encoder_layers: int | None = None
     num_decoder_layers: int | None = None
     d_model: int | None = None
     d_ff: int | None = None
     num_heads: int | None = None
+    num_key_value_heads: int | None = None
     d_k: int | None = None
     d_v: int | None = None
+    share_layers: bool | None = None
     dropout: float | None = None
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    norm: Literal["layer"] = "layer"
-    norm_order: Literal["pre", "post"] | None = None
-    positions: Literal["sinusoidal", "none"] = "sinusoidal"
-    attention_score: Literal["scaled"] = "scaled"
-    bias: bool = True
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
+    activation: Activation | None = None
+    norm: Norm | None = None
+    norm_order: NormOrder | None = None
+    norm_epsilon: float | None = None
+    final_norm: bool | None = None
+    bias: bool | None = None
+    projection_bias: bool | None = None
+    attention_output_bias: bool | None = None
+    feed_forward_bias: bool | None = None
+    positions: Positions | None = None
+    max_positions: int | None = None
+    position_offset: int | None = None
+    sinusoids_to_end: bool | None = None
+    rotary_base: float | None = None
+    relative_buckets: int | None = None
+    relative_max_distance: int | None = None
+    attention_score: AttentionScore | None = None
+    attention_kind: AttentionKind | None = None
+    attention_scale: float | None = None
+    attention_window: int | None = None
     tie_source_target: bool | None = None
-    tie_output: bool = True
+    tie_output: bool | None = None
+    scale_embeddings: bool | None = None
+    embedding_norm: bool | None = None
+    zero_padding_row: bool | None = None
+    output_bias: bool | None = None
+    output_scale: float | None = None
+    recurrent_cell: Literal["lstm", "gru"] | None = None
+    bidirectional: bool | None = None
+    recurrent_attention: Literal["luong", "bahdanau", "none"] | None = None
+    input_feeding: bool | None = None
+    recurrent_self_attention: bool | None = None
+    recurrent_context: Literal["last", "linear", "mean"] | None = None
+    recurrent_context_to: Literal["initial", "steps", "both"] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,6 +164,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     # tiny, small, base, big; paper-base, paper-big. Chosen by the number of pairs where nothing is said.
     preset: str | None = None
+    # The folder of a model whose weights training begins with; its tokenizer and its model's settings are kept.
+    start_from: str | None = None
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
     tokenizer: VocabularySettings = VocabularySettings()

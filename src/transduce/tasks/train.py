@@ -20,6 +20,8 @@ def train(  # noqa: PLR0913  (the command's own options)
     dev_source: Files | None = None,
     dev_target: Files | None = None,
     languages: tuple[str, str] | None = None,
+    task: str | None = None,
+    start_from: str | Path | None = None,
     preset: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -29,7 +31,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     device: str = "auto",
     threads: int | None = None,
 ) -> TrainResult | None:
-    """Trains a model on parallel text; what is not said is chosen from the corpus and the machine.
+    """Trains a model on text; what is not said is chosen from the corpus and the machine.
 
     Args:
         settings_file: a TOML file of settings, which the other arguments change.
@@ -39,6 +41,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_source: the dev set; a part of the training pairs where there is none.
         dev_target: its target side.
         languages: source and target language; the files' suffixes where nothing is said.
+        task: what to learn, "translation" where nothing is said; "language-model", "denoising", … need the source alone.
+        start_from: the folder of a model whose weights training begins with, by its tokenizer.
         preset: the model's size.
         steps: parameter updates in all.
         minutes: training time, in place of steps.
@@ -61,6 +65,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.dev_source": _paths(dev_source),
         "data.dev_target": _paths(dev_target),
         "data.languages": None if languages is None else list(languages),
+        "task.kind": task,
+        "start_from": None if start_from is None else str(start_from),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,

@@ -1,23 +1,35 @@
-"""Translation: batches of pairs, the loss of a batch, and the dev set.
+"""Translation: pairs of texts, the loss of a batch, a dev set that is translated, and a score at the end.
+
+What reads one text and writes another is this task: summaries of paragraphs, answers to what was said.
 
 Legend: B batch, S source length, T target length.
 """
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from transduce.data.batches import Batch
-from transduce.evaluation.scores import score
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.prepared import PreparedCorpus
+from transduce.evaluation.scores import ScoreReport, score
+from transduce.model.build import EncoderDecoder, Model, build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.runtime.translator import Translator
+from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
+from transduce.tasks.card import model_card
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, TaskKind, model_dtype, pairs_of_files
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 
@@ -31,7 +43,7 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
 class TranslationTask:
     """The loss of a batch under a model."""
 
-    def __init__(self, model: Transformer, *, label_smoothing: float) -> None:
+    def __init__(self, model: EncoderDecoder, *, label_smoothing: float) -> None:
         self.model = model
         self.label_smoothing = label_smoothing
 
@@ -42,13 +54,8 @@ class TranslationTask:
         target = torch.from_numpy(batch.target).to(device, non_blocking=True)
         config = self.model.config
         hidden = self.model.hidden(source, target_input(target, config.start_id))
-        return projected_cross_entropy(
-            hidden,
-            self.model.output_weight,
-            target,
-            pad_id=config.pad_id,
-            label_smoothing=self.label_smoothing,
-        )
+        factors = self.model.logit_factors(hidden)
+        return projected_cross_entropy(*factors, target, pad_id=config.pad_id, label_smoothing=self.label_smoothing)
 
 
 class DevSet:
@@ -68,7 +75,7 @@ class DevSet:
         device: str,
     ) -> None:
         with torch.device(device):
-            self.model = Transformer(config).to(dtype).eval()
+            self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         self.translator = Translator(self.model, tokenizer, search=SearchSettings(beam_size=1))
         self.sources = list(sources[:translate])
@@ -104,3 +111,86 @@ class DevSet:
             signature=report.bleu.signature,
             samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
         )
+
+
+class Translation(TaskKind):
+    """Pairs of texts, line by line."""
+
+    name = "translation"
+    model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
+    measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf")
+    writes_translations = True
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Both sides; some pairs are held out where there is no dev set."""
+        return pairs_of_files(data)
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
+        """What a preset says; recurrent layers are at most two a side, as more of them hardly learn."""
+        found = super().sizes(preset, model_kind)
+        if model_kind == "recurrent":
+            found |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
+            found |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
+        return found
+
+    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Teacher-forced cross-entropy with label smoothing."""
+        assert isinstance(model, Transformer | Recurrent)
+        return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
+        """The loss of all dev pairs, and greedy translations of some."""
+        assert corpus.dev is not None
+        return DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=corpus.dev_sources,
+            references=corpus.dev_targets,
+            batches=dev_batches(corpus.dev),
+            translate=resolved.training.translate_dev,
+            target_language=corpus.languages[1],
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Languages, data and shape."""
+        return model_card(resolved, corpus, step=step, report=None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """The score of the model that was kept, on the dev set, by the paper's search."""
+        translator = load(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        report = score_dev(translator, corpus, resolved)
+        beams = resolved.search.beam_size
+        return Outcome(
+            measured=f"Dev set, {report.sentences:,} sentences, beam {beams}:\n{report}",
+            hint=f"Try: transduce translate {place.folder}",
+            files={
+                "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+            },
+        )
+
+
+def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
+    """All dev pairs once."""
+    plan = BatchPlan(corpus, batch_tokens=DEV_BATCH_TOKENS, seed=0)
+    return [plan.batch(0, position) for position in range(len(plan))]
+
+
+def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
+    """The dev set, translated by the run's search settings."""
+    search = resolved.search
+    hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
+    return score(
+        hypotheses,
+        corpus.dev_targets,
+        target_language=corpus.languages[1],
+        decoding={
+            "beam_size": search.beam_size,
+            "length_penalty": search.length_penalty,
+            "precision": translator.precision,
+        },
+    )

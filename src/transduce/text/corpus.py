@@ -1,14 +1,17 @@
-"""Parallel files → a stream of sentence pairs."""
+"""Parallel files → a stream of sentence pairs, in blocks or one by one."""
 
-from collections.abc import Iterator
-from itertools import zip_longest
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.files import LineNotes, read_lines
+from transduce.text.files import LineBlocks, LineNotes, is_decodable
+
+# Lines that are read and worked on together. Prepared parts are made of whole blocks, so it is part of their format.
+BLOCK_LINES = 8_192
 
 Format = Literal["auto", "lines", "tsv", "jsonl"]
 _FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -36,18 +39,126 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     languages: tuple[str, str] | None = None
 
 
+class PairBlock(NamedTuple):
+    """Consecutive pairs of one file, as they are read and worked on together."""
+
+    number: int
+    """Counts the blocks of the whole corpus from 0."""
+    path: str
+    first_line: int
+    """Where the first pair stands in its file, counted from 1."""
+    sources: list[str]
+    targets: list[str]
+
+    def pair(self, row: int) -> Pair:
+        """The pair at a row of the block."""
+        return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
+
+
+class PairReader:
+    """Streams a corpus in blocks of ``BLOCK_LINES`` pairs; the last block of each file is shorter.
+
+    Which line belongs to which block depends on the files alone, so blocks can be dealt out to processes and machines.
+    A block that is not ``wanted`` is only counted, which costs a small part of reading it.
+
+    Raises (while it is iterated over) TransduceError naming file and line when a file is missing, empty, in another
+    encoding or not well-formed, or when two sides differ in length.
+    """
+
+    def __init__(
+        self, files: CorpusFiles, notes: LineNotes | None = None, wanted: Callable[[int], bool] | None = None
+    ) -> None:
+        self.notes = notes if notes is not None else LineNotes()
+        self.blocks = 0
+        """Blocks so far; after the last block, those of the corpus."""
+        self.pairs = 0
+        """Pairs so far, wanted or not."""
+        self._files = files
+        self._wanted = wanted or (lambda _: True)
+
+    def __iter__(self) -> Iterator[PairBlock]:
+        files = self._files
+        _check_sides(files)
+        if files.target:
+            for source, target in zip(files.source, files.target, strict=True):
+                yield from self._read_two_files(source, target)
+        else:
+            for path in files.source:
+                yield from self._read_pair_file(path, _format_of(path, files.format))
+
+    def _read_two_files(self, source: str, target: str) -> Iterator[PairBlock]:
+        line = 1
+        with self._open(source) as left, self._open(target) as right:
+            while True:
+                wanted = self._wanted(self.blocks)
+                sides = [side.read(BLOCK_LINES) if wanted else side.skip(BLOCK_LINES) for side in (left, right)]
+                source_lines, target_lines = (side if isinstance(side, int) else len(side) for side in sides)
+                if source_lines != target_lines:
+                    before = line - 1
+                    counts = (before + source_lines + _count_rest(left), before + target_lines + _count_rest(right))
+                    raise _unequal(source, target, *counts)
+                if not source_lines:
+                    break
+                if isinstance(sides[0], list) and isinstance(sides[1], list):
+                    yield PairBlock(self.blocks, source, line, sides[0], sides[1])
+                line = self._pass(line, source_lines)
+        if line == 1:
+            raise _empty(source)
+
+    def _read_pair_file(self, path: str, format: Format) -> Iterator[PairBlock]:
+        line = 1
+        with self._open(path) as file:
+            while True:
+                if self._wanted(self.blocks):
+                    lines = file.read(BLOCK_LINES)
+                    count = len(lines)
+                    if lines:
+                        sources, targets = self._split(lines, path, line, format)
+                        yield PairBlock(self.blocks, path, line, sources, targets)
+                else:
+                    count = file.skip(BLOCK_LINES)
+                if not count:
+                    break
+                line = self._pass(line, count)
+        if line == 1:
+            raise _empty(path)
+
+    def _open(self, path: str) -> LineBlocks:
+        """Lines that are not UTF-8 are kept here, for the filters to drop and count."""
+        return LineBlocks(path, self.notes, keep_undecodable=True)
+
+    def _pass(self, line: int, count: int) -> int:
+        """Counts a block; returns the line after it."""
+        self.blocks += 1
+        self.pairs += count
+        return line + count
+
+    def _split(self, lines: list[str], path: str, first_line: int, format: Format) -> tuple[list[str], list[str]]:
+        """Both sides of lines that hold both."""
+        sources, targets = [], []
+        for number, text in enumerate(lines, first_line):
+            where = f"{path}:{number}"
+            source, target = _columns(text, where) if format == "tsv" else _object(text, where, self._files.languages)
+            sources.append(source)
+            targets.append(target)
+        return sources, targets
+
+
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Stream the pairs in the files' order, in constant memory.
 
-    ``notes`` counts removed carriage returns and byte order marks. Raises TransduceError naming file and line
-    when a file is missing, empty, not UTF-8 or not well-formed, or when two sides differ in length.
+    ``notes`` counts removed carriage returns and byte order marks. Raises TransduceError as ``PairReader`` does.
     """
-    notes = notes if notes is not None else LineNotes()
+    for block in PairReader(files, notes):
+        lines = range(block.first_line, block.first_line + len(block.sources))
+        for source, target, line in zip(block.sources, block.targets, lines, strict=True):
+            yield Pair(source, target, line, block.path)
+
+
+def _check_sides(files: CorpusFiles) -> None:
     if not files.source:
         raise TransduceError("A corpus needs at least one source file, but none is given: name one.")
     if not files.target:
-        for path in files.source:
-            yield from _read_pair_file(path, _format_of(path, files.format), files.languages, notes)
         return
     if len(files.source) != len(files.target):
         raise TransduceError(
@@ -58,21 +169,11 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
         raise TransduceError(
             f"A {files.format} file holds both sides, but target file {files.target[0]} is given: leave it out."
         )
-    for source, target in zip(files.source, files.target, strict=True):
-        yield from _read_two_files(source, target, notes)
 
 
-def _read_two_files(source: str, target: str, notes: LineNotes) -> Iterator[Pair]:
-    sources, targets = read_lines(source, notes), read_lines(target, notes)
-    number = 0
-    for number, (left, right) in enumerate(zip_longest(sources, targets), 1):
-        if left is None or right is None:
-            shorter, longer = number - 1, number + sum(1 for _ in (targets if left is None else sources))
-            counts = (shorter, longer) if left is None else (longer, shorter)
-            raise _unequal(source, target, *counts)
-        yield Pair(left, right, number, source)
-    if number == 0:
-        raise _empty(source)
+def _count_rest(file: LineBlocks) -> int:
+    """Lines that were not read yet."""
+    return sum(iter(lambda: file.skip(BLOCK_LINES), 0))
 
 
 def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> TransduceError:
@@ -104,16 +205,6 @@ def _format_of(path: str, chosen: Format) -> Format:
     return chosen
 
 
-def _read_pair_file(path: str, format: Format, languages: tuple[str, str] | None, notes: LineNotes) -> Iterator[Pair]:
-    number = 0
-    for number, line in enumerate(read_lines(path, notes), 1):
-        where = f"{path}:{number}"
-        source, target = _columns(line, where) if format == "tsv" else _object(line, where, languages)
-        yield Pair(source, target, number, path)
-    if number == 0:
-        raise _empty(path)
-
-
 def _columns(line: str, where: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
@@ -124,10 +215,7 @@ def _columns(line: str, where: str) -> tuple[str, str]:
 
 
 def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[str, str]:
-    try:
-        record = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise TransduceError(f"{where}: the line is not a JSON object ({error}): mend it.") from None
+    record = _record(line, where)
     nested = record.get("translation")
     if isinstance(nested, dict):
         record = nested
@@ -142,3 +230,24 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
         f"{where}: the object needs the keys {names} with text, but its keys are {found}: add them or give "
         "the languages that are its keys."
     )
+
+
+def _record(line: str, where: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        record = _record_with_surrogates(line)
+        if record is None:
+            raise TransduceError(f"{where}: the line is not a JSON object ({reason}): mend it.") from None
+        return record
+
+
+def _record_with_surrogates(line: str) -> dict[str, object] | None:
+    """The object, where nothing but half an escape (\\ud83d) or bytes that are no UTF-8 stood in the way."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    texts = json.dumps(record, ensure_ascii=False)
+    return record if isinstance(record, dict) and not is_decodable(texts) else None

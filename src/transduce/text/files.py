@@ -1,4 +1,4 @@
-"""One text file → its lines; and files written whole or not at all.
+"""One text file → its lines, one by one or many at a time.
 
 Text is split at the line feed only: U+2028, U+0085 or a carriage return inside a line are characters of that
 line.
@@ -6,9 +6,12 @@ line.
 
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,6 +20,9 @@ from transduce.errors import TransduceError
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# So many lines that are no UTF-8, and such a share of all lines so far, are no accident.
+_MANY_LINES, _MANY_SHARE = 20, 0.05
 
 
 @dataclass
@@ -27,49 +33,159 @@ class LineNotes:
     byte_order_marks: int = 0
 
 
-def read_lines(path: str | Path, notes: LineNotes | None = None) -> Iterator[str]:
+def is_decodable(text: str) -> bool:
+    """Whether a line was UTF-8: a lone surrogate stands for what was not, or for half an escape in JSON."""
+    return _SURROGATE.search(text) is None
+
+
+def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> Iterator[str]:
     """Stream the lines of a UTF-8 file, plain or gzip, without their line feeds.
 
     A byte order mark at the start and a carriage return before a line feed are removed and counted in
     ``notes``. An empty file has no lines. Raises TransduceError naming file and line for whatever cannot be
-    read.
+    read. With ``keep_undecodable``, bytes that are no UTF-8 become lone surrogates instead (see ``is_decodable``), so
+    that the lines of two files still correspond; a file with many such lines is refused all the same.
     """
-    return decode_lines(_raw_lines(Path(path)), str(path), notes)
+    return decode_lines(_raw_lines(Path(path)), str(path), notes, keep_undecodable=keep_undecodable)
 
 
-def decode_lines(raw_lines: Iterable[bytes], name: str, notes: LineNotes | None = None) -> Iterator[str]:
+def decode_lines(
+    raw_lines: Iterable[bytes], name: str, notes: LineNotes | None = None, *, keep_undecodable: bool = False
+) -> Iterator[str]:
     """Decode lines of bytes, such as a binary stream yields; ``name`` stands for the file in errors."""
-    notes = notes if notes is not None else LineNotes()
-    start = 0  # offset of the line's first byte in the (uncompressed) file
-    for number, raw in enumerate(raw_lines, 1):
-        line, skipped = raw, 0
-        if number == 1 and raw.startswith(_BYTE_ORDER_MARK):
-            notes.byte_order_marks += 1
-            skipped = len(_BYTE_ORDER_MARK)
-            line = raw[skipped:]
+    decoder = _Decoder(name, notes if notes is not None else LineNotes(), keep_undecodable=keep_undecodable)
+    for raw in raw_lines:
+        yield decoder.decode_line(raw)
+
+
+class LineBlocks:
+    """The lines of a file, many at a time, which is several times as fast as one by one; for a ``with`` statement.
+
+    Lines, notes and errors are those of ``read_lines``.
+    """
+
+    def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
+        """Opens nothing yet."""
+        self._path = Path(path)
+        notes = notes if notes is not None else LineNotes()
+        self._decoder = _Decoder(str(path), notes, keep_undecodable=keep_undecodable)
+        self._exit = ExitStack()
+
+    def __enter__(self) -> "LineBlocks":
+        with _explained(self._path, self._decoder):
+            plain = self._exit.enter_context(self._path.open("rb"))
+            try:
+                self._stream = self._exit.enter_context(_uncompressed(plain, self._path))
+            except BaseException:
+                self._exit.close()
+                raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._exit.close()
+
+    def read(self, most: int) -> list[str]:
+        """The next lines, ``most`` of them or all that are left."""
+        raw_lines: list[bytes] = []
+        with _explained(self._path, self._decoder, raw_lines):
+            raw_lines.extend(islice(self._stream, most))
+        return self._decoder.decode_block(raw_lines)
+
+    def skip(self, most: int) -> int:
+        """Pass over as many lines, undecoded; returns how many there were."""
+        skipped = 0
+        with _explained(self._path, self._decoder):
+            for raw in islice(self._stream, most):
+                self._decoder.pass_over(raw)
+                skipped += 1
+        self._decoder.skipped += skipped
+        return skipped
+
+
+class _Decoder:
+    """Decodes a file's lines in turn, and knows where in the file it is."""
+
+    def __init__(self, name: str, notes: LineNotes, *, keep_undecodable: bool = False) -> None:
+        self._name, self._notes = name, notes
+        self._keeps, self._kept = keep_undecodable, 0
+        self.lines = 0
+        self.skipped = 0  # of these; what they hold is not known
+        self._offset = 0  # of the next line's first byte in the (uncompressed) file
+
+    def decode_line(self, raw: bytes) -> str:
+        """The line's text, without its line feed."""
+        line = self._without_mark(raw)
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _undecodable(raw, name, number, start + skipped + error.start) from None
-        start += len(raw)
+            offset = self._offset + len(raw) - len(line) + error.start
+            if not self._keeps or (self.lines == 0 and raw.startswith(_UTF_16_MARKS)):
+                raise _undecodable(raw, self._name, self.lines + 1, offset) from None
+            self._count_undecodable()
+            text = line.decode("utf-8", "surrogateescape")
+        self.pass_over(raw)
         if text.endswith("\r\n"):
-            notes.carriage_returns += 1
+            self._notes.carriage_returns += 1
             text = text[:-2]
-        yield text.removesuffix("\n")
+        return text.removesuffix("\n")
+
+    def _count_undecodable(self) -> None:
+        self._kept += 1
+        number = self.lines + 1
+        if self._kept >= _MANY_LINES and self._kept > (number - self.skipped) * _MANY_SHARE:
+            raise TransduceError(
+                f"{self._name}:{number}: files must be UTF-8, but {self._kept} of the first {number} lines are not: "
+                "convert the file."
+            )
+
+    def decode_block(self, raw_lines: list[bytes]) -> list[str]:
+        """The same of many lines."""
+        if not raw_lines:
+            return []
+        whole = b"".join(raw_lines)
+        try:
+            text = (self._without_mark(whole) if self.lines == 0 else whole).decode("utf-8")
+        except UnicodeDecodeError:
+            return [self.decode_line(raw) for raw in raw_lines]  # finds the line
+        self.lines += len(raw_lines)
+        self._offset += len(whole)
+        if "\r\n" in text:
+            self._notes.carriage_returns += text.count("\r\n")
+            text = text.replace("\r\n", "\n")
+        return text.removesuffix("\n").split("\n")
+
+    def pass_over(self, raw: bytes) -> None:
+        """A line is done with."""
+        self.lines += 1
+        self._offset += len(raw)
+
+    def _without_mark(self, content: bytes) -> bytes:
+        """A file's beginning without its byte order mark, which is counted."""
+        if self.lines or not content.startswith(_BYTE_ORDER_MARK):
+            return content
+        self._notes.byte_order_marks += 1
+        return content[len(_BYTE_ORDER_MARK) :]
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    number = 0
+    passed = _Decoder(str(path), LineNotes())
+    with _explained(path, passed), path.open("rb") as plain, _uncompressed(plain, path) as stream:
+        for raw in stream:
+            passed.lines += 1
+            yield raw
+
+
+@contextmanager
+def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
+    """What goes wrong with a file, as a sentence; ``taken`` are lines that the decoder has not seen yet."""
     try:
-        with path.open("rb") as plain, _uncompressed(plain, path) as stream:
-            for raw in stream:
-                number += 1
-                yield raw
+        yield
     except FileNotFoundError:
         raise TransduceError(f"{path} does not exist: check the file's name.") from None
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
+        number = decoder.lines + len(taken)
         raise TransduceError(
             f"{path} is not a whole gzip file, it breaks off after line {number}: copy or compress it again."
         ) from None

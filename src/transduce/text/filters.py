@@ -7,7 +7,9 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
+from transduce.text.files import is_decodable
 
+UNDECODABLE = "not UTF-8"
 EMPTY = "empty side"
 CONTROL = "control characters"
 IDENTICAL = "source and target identical"
@@ -15,11 +17,11 @@ DUPLICATE = "duplicate of an earlier pair"
 TOO_LONG = "too many pieces"
 RATIO = "lengths too unequal"
 HELD_OUT = "same source as a held-out pair"
-REASONS = (EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT)
+REASONS = (UNDECODABLE, EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT)
 
 # C0 controls but tab and carriage return, DEL, and C1 controls but the next-line character U+0085. A line
-# feed can only come from a JSON string, and would break the correspondence of lines.
-_CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+# feed can only come from a JSON string, and would break the correspondence of lines. And what is not UTF-8.
+_CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 # Pieces by which short sentences may exceed the ratio: one piece may face nine, two short sentences never
 # clash.
@@ -27,7 +29,7 @@ _RATIO_SLACK_PIECES = 5
 
 
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which pairs are dropped. Pairs with control characters (NUL and its like) always are."""
+    """Which pairs are dropped. Those with control characters (NUL and its like), or that are not UTF-8, always are."""
 
     # Longest side in pieces, the end of sentence not counted.
     max_pieces: int = 256
@@ -37,7 +39,7 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     drop_empty: bool = True
     # Drop pairs whose sides are the same text, of whatever length: mostly sentences nobody translated.
     drop_identical: bool = True
-    # Drop pairs that occurred before, both sides alike. Remembers 8 bytes a pair (about 80 in memory).
+    # Drop pairs that occurred before, both sides alike. Needs about 20 bytes of memory a pair, while it is prepared.
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
@@ -84,22 +86,20 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """Says of each pair why it is dropped, or None; remembers earlier pairs when duplicates are dropped."""
+    """Says of each pair by itself why it is dropped, or None. Duplicates show only beside others: ``pair_digest``."""
 
     def __init__(self, settings: FilterSettings) -> None:
         self.settings = settings
-        self._seen: set[bytes] = set()
 
     def text_reason(self, source: str, target: str) -> str | None:
-        """The reason that the text alone gives."""
+        """The reason that the text gives."""
         settings = self.settings
-        if settings.drop_empty and not (source.strip() and target.strip()):
+        bare_source, bare_target = source.strip(), target.strip()
+        if settings.drop_empty and not (bare_source and bare_target):
             return EMPTY
         if _CONTROL.search(source) or _CONTROL.search(target):
-            return CONTROL
-        if settings.drop_identical and source.strip() == target.strip():
-            return IDENTICAL
-        return DUPLICATE if settings.drop_duplicates and self._seen_before(source, target) else None
+            return CONTROL if is_decodable(source) and is_decodable(target) else UNDECODABLE
+        return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
         """The reason that the numbers of pieces give, the end of sentence not counted."""
@@ -108,10 +108,8 @@ class PairFilter:
             return TOO_LONG
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_PIECES else None
 
-    def _seen_before(self, source: str, target: str) -> bool:
-        # Neither side can hold a line feed here, so the key has one reading.
-        digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
-        if digest in self._seen:
-            return True
-        self._seen.add(digest)
-        return False
+
+def pair_digest(source: str, target: str) -> bytes:
+    """Eight bytes by which a pair without control characters is known again."""
+    # Neither side can hold a line feed here, so the key has one reading.
+    return hashlib.blake2b(f"{source}\n{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

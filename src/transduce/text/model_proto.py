@@ -13,7 +13,7 @@ _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _MODEL_PIECES, _MODEL_TRAINER = 1, 2
 _PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
 _TRAINER_MODEL_TYPE = 3
-_BPE = 2
+_BPE, _CHARACTER = 2, 4
 _FLOAT = struct.Struct("<f")
 
 
@@ -50,12 +50,20 @@ def read_pieces(model_bytes: bytes) -> list[Piece]:
 
 
 def is_bpe(model_bytes: bytes) -> bool:
-    """Whether the model merges pairs of pieces (BPE); otherwise it is a unigram model."""
+    """Whether the model merges pairs of pieces (BPE); otherwise it is a unigram model, or one of characters."""
+    return _model_type(model_bytes) == bytes([_BPE])
+
+
+def is_by_character(model_bytes: bytes) -> bool:
+    """Whether every character is a piece."""
+    return _model_type(model_bytes) == bytes([_CHARACTER])
+
+
+def _model_type(model_bytes: bytes) -> bytes | None:
     for trainer in _fields(model_bytes, 0, len(model_bytes)):
         if trainer.number == _MODEL_TRAINER:
-            values = _values(model_bytes, trainer)
-            return values.get(_TRAINER_MODEL_TYPE) == bytes([_BPE])
-    return False
+            return _values(model_bytes, trainer).get(_TRAINER_MODEL_TYPE)
+    return None
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:

@@ -29,13 +29,16 @@ _SCORE_BITS = 10
 _LARGE_SCRIPT_COVERAGE = 0.9995
 _MIN_COVERAGE = 0.98  # the lowest that the trainer takes
 _NUM_BYTES = 256
+# What the trainer calls the kinds.
+_MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "character": "char"}
 
 
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How sentences are cut into pieces."""
 
-    # bpe: pairs merged by frequency (section 5.1); unigram: a language model over pieces.
-    kind: Literal["bpe", "unigram"] = "bpe"
+    # bpe: pairs merged by frequency (section 5.1); unigram: a language model over pieces; character: every character,
+    # and every space, is a piece.
+    kind: Literal["bpe", "unigram", "character"] = "bpe"
     # Pieces in all; of each side, when the two sides have their own.
     vocabulary_size: int = 8_000
     # One vocabulary for both sides.
@@ -91,15 +94,18 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
 
 def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverage: float) -> bytes:
     model = io.BytesIO()
+    by_character = settings.kind == "character"
     SentencePieceTrainer.train(
         sentence_iterator=_bounded_lines(lines),
         model_writer=model,
-        model_type=settings.kind,
+        model_type=_MODEL_TYPES[settings.kind],
         vocab_size=size,
         character_coverage=coverage,
         byte_fallback=settings.byte_fallback,
         normalization_rule_name="identity",
-        remove_extra_whitespaces=True,
+        # Each character is kept where it is: no space is put before a line, and none is taken away.
+        add_dummy_prefix=not by_character,
+        remove_extra_whitespaces=not by_character,
         split_digits=True,
         pad_id=PAD_ID,
         eos_id=EOS_ID,

@@ -9,6 +9,7 @@ import msgspec
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
+from transduce.text.files import is_decodable
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, train_model
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -51,7 +52,8 @@ class Tokenizer:
         def learn(*sides: int) -> Vocabulary:
             def read_lines() -> Iterator[str]:
                 for pair in _sample(read_pairs(), count, MAX_TRAINING_LINES // len(sides)):
-                    yield from ((pair.source, pair.target)[side] for side in sides)
+                    texts = ((pair.source, pair.target)[side] for side in sides)
+                    yield from filter(is_decodable, texts)
 
             return Vocabulary(train_model(read_lines, settings, shrink=shrink), nfc=settings.nfc)
 
@@ -88,6 +90,10 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read what ``save`` wrote; raises TransduceError when a file is missing or broken."""
+        from transduce.text.foreign import FOREIGN_TOKENIZER, ForeignTokenizer  # which is a Tokenizer itself
+
+        if (Path(folder) / FOREIGN_TOKENIZER).exists():
+            return ForeignTokenizer.load(folder)
         card = _read_card(Path(folder) / _CARD_NAME)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
         return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))

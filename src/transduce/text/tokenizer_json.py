@@ -8,7 +8,7 @@ characters.
 
 import re
 
-from transduce.text.model_proto import Piece, PieceType, is_bpe, read_pieces
+from transduce.text.model_proto import Piece, PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
@@ -20,15 +20,16 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
     """The content of tokenizer.json; ids agree with the vocabulary's, and the end of sentence is appended."""
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
+    by_character = is_by_character(vocabulary.model_bytes)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [_special_token(id, vocabulary.piece(id)) for id in _special_ids(vocabulary)],
-        "normalizer": _normalizer(vocabulary.nfc),
+        "normalizer": _normalizer(vocabulary.nfc, by_character),
         "pre_tokenizer": _word_cutter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
-        "decoder": _decoder(),
+        "decoder": _decoder(by_character),
         "model": _bpe(pieces) if merging else _unigram(pieces),
     }
 
@@ -65,8 +66,13 @@ def _texts(pieces: list[Piece], type: PieceType) -> list[str]:
     return [piece.text for piece in pieces if piece.type is type]
 
 
-def _normalizer(nfc: bool) -> dict[str, object]:
-    steps: list[dict[str, object]] = [
+def _normalizer(nfc: bool, by_character: bool) -> dict[str, object]:
+    steps = [_replace({"String": " "}, _SPACE)] if by_character else _one_space_before_each_word()
+    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if nfc else steps}
+
+
+def _one_space_before_each_word() -> list[dict[str, object]]:
+    return [
         _replace({"Regex": " +"}, " "),
         _replace({"Regex": r"\A "}, ""),
         # A literal ▁ at the end counts as a space, as in sentencepiece.
@@ -74,7 +80,6 @@ def _normalizer(nfc: bool) -> dict[str, object]:
         {"type": "Prepend", "prepend": _SPACE},
         _replace({"String": " "}, _SPACE),
     ]
-    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if nfc else steps}
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
@@ -111,13 +116,14 @@ def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
     }
 
 
-def _decoder() -> dict[str, object]:
+def _decoder(by_character: bool) -> dict[str, object]:
     steps: list[dict[str, object]] = [
         _replace({"String": _SPACE}, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": _MAX_LEADING_SPACES, "stop": 0},
     ]
+    if not by_character:
+        steps.append({"type": "Strip", "content": " ", "start": _MAX_LEADING_SPACES, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
 
 

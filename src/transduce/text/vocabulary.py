@@ -13,8 +13,8 @@ class Vocabulary:
     """The pieces of one side.
 
     No character is rewritten, but spaces (U+0020) are trimmed at both ends and runs of them become one, so
-    that a sentence has one spelling; with ``nfc``, text is put into Unicode's composed form first. A lone
-    surrogate, which no UTF-8 file can hold, is read as U+FFFD.
+    that a sentence has one spelling; a vocabulary of characters keeps all spaces. With ``nfc``, text is put into
+    Unicode's composed form first. A lone surrogate, which no UTF-8 file can hold, is read as U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
@@ -31,6 +31,8 @@ class Vocabulary:
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
         self._silent = frozenset((self.pad_id, self.eos_id))
+        self.before: tuple[int, ...] = ()
+        self.after: tuple[int, ...] = (self.eos_id,)
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
@@ -45,13 +47,17 @@ class Vocabulary:
         """Ids of the sentence's pieces, without the end of sentence."""
         return self.encode_batch([text])[0]
 
+    def closed(self, ids: Iterable[int]) -> list[int]:
+        """A sentence's pieces as a model is given them: with the end symbol, and what else stands around them."""
+        return [*self.before, *ids, *self.after]
+
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Ids of many sentences, in order; the number of threads changes nothing but the time."""
         texts = [unicodedata.normalize("NFC", text) for text in texts] if self.nfc else list(texts)
         try:
             ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)
         except (RuntimeError, TypeError, UnicodeEncodeError):
-            ids = self._processor.encode([_without_lone_surrogates(text) for text in texts], num_threads=threads)
+            ids = self._processor.encode([without_lone_surrogates(text) for text in texts], num_threads=threads)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -75,6 +81,7 @@ class Vocabulary:
         return id
 
 
-def _without_lone_surrogates(text: str) -> str:
+def without_lone_surrogates(text: str) -> str:
+    """The text with U+FFFD for what no UTF-8 file can hold."""
     # UTF-16 joins surrogates that form a pair; what is left alone cannot be decoded and becomes U+FFFD.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

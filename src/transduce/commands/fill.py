@@ -1,0 +1,47 @@
+"""`transduce fill MODEL "the [MASK] sat on the mat"`: a masked language model finds what is hidden."""
+
+import argparse
+from collections.abc import Sequence
+
+import msgspec
+
+from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.translate import stdin_lines
+from transduce.runtime.filler import Filling, load_filler
+
+
+class FillReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, and what may stand in the places of their masks."""
+
+    fillings: Sequence[Filling]
+
+    def __str__(self) -> str:
+        """Each text with its masks filled, and a line for each mask."""
+        return "\n".join("\n".join([filling.text, *_masks(filling)]) for filling in self.fillings)
+
+
+def _masks(filling: Filling) -> list[str]:
+    return [
+        "  " + "  ".join(f"{candidate.piece.replace('▁', ' ').strip() or candidate.piece} {candidate.probability:.3f}" for candidate in mask)
+        for mask in filling.masks
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    add = parser.add_argument
+    add("model", help="the folder of a masked language model")
+    add("text", nargs="?", default="-", help="a text with [MASK] in it; - reads such texts from standard input, one a line")
+    add("--candidates", type=int, default=5, metavar="N", help="pieces shown for each mask, the likeliest first")
+    add("--json", metavar="PATH", help="write texts, pieces and probabilities as JSON; - for standard output")
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints each text with its masks filled, and below it what else may stand there."""
+    check_writable(None if options.json == "-" else options.json)
+    filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    texts = [text for text in stdin_lines() if text.strip()] if options.text == "-" else [options.text]
+    report = FillReport(fillings=[filler(text, candidates=options.candidates) for text in texts])
+    write_report(report, options.json)
+    return 0

@@ -1,0 +1,99 @@
+"""`transduce generate MODEL "the beginning"`: a language model goes on."""
+
+import argparse
+import sys
+
+import msgspec
+
+from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.translate import standard_output
+from transduce.errors import TransduceError
+from transduce.runtime.generator import USUAL_LENGTH, Continuation, Generator, load_generator
+from transduce.search.settings import SamplingSettings, SearchSettings
+
+
+class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt, how it went on, and by what settings."""
+
+    prompt: str
+    continuations: tuple[Continuation, ...]
+    search: SearchSettings
+    precision: str
+
+    def __str__(self) -> str:
+        return "\n---\n".join(self.prompt + each.text for each in self.continuations)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    add = parser.add_argument
+    add("model", help="the folder of a language model")
+    add("prompt", nargs="?", default="", help="the beginning of the text; - reads it from standard input")
+    add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="new pieces")
+    add("--n-best", type=int, default=1, metavar="N", help="texts; a line with --- stands between them")
+    add("--one-line", action="store_true", help="a text ends with its line")
+    add("--temperature", type=float, default=0.8, metavar="T", help="below 1 likely pieces get likelier")
+    add("--top-k", type=int, default=0, metavar="K", help="draw among the likeliest K pieces; 0: all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest pieces that reach P together")
+    add("--seed", type=int, default=1, metavar="N", help="the same seed draws the same texts")
+    add("--greedy", action="store_true", help="always the likeliest piece, in place of drawing")
+    add("--beam-size", type=int, default=0, metavar="N", help="search with so many hypotheses, in place of drawing")
+    add("--length-penalty", type=float, default=0.0, metavar="ALPHA", help="of the beam: greater favours longer lines")
+    add("--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may")
+    add(
+        "--forbid", action="append", default=[], metavar="TEXT", help="no text contains this; may be said several times"
+    )
+    add("--json", metavar="PATH", help="write texts and probabilities as JSON; - for standard output")
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the text as it grows, where there is one; several when they are done."""
+    search = search_of(options)
+    check_writable(None if options.json == "-" else options.json)
+    prompt = sys.stdin.buffer.read().decode("utf-8", "replace") if options.prompt == "-" else options.prompt
+    generator = load_generator(
+        options.model, precision=options.precision, device=options.device, threads=options.threads
+    )
+    if options.n_best == 1 and options.json is None:
+        _stream(generator, prompt, search, one_line=options.one_line)
+        return 0
+    found = generator(prompt, search=search, one_line=options.one_line)
+    report = GenerationReport(
+        prompt=prompt, continuations=found.continuations, search=search, precision=generator.precision
+    )
+    write_report(report, options.json)
+    return 0
+
+
+def search_of(options: argparse.Namespace) -> SearchSettings:
+    """How to go on.
+
+    Raises:
+        TransduceError: an option is out of its range, or contradicts another.
+    """
+    if options.greedy and options.beam_size:
+        raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
+    drawn = not (options.greedy or options.beam_size)
+    sampling = SamplingSettings(
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+    )
+    return SearchSettings(
+        beam_size=max(1, options.beam_size),
+        n_best=options.n_best,
+        length_penalty=options.length_penalty,
+        max_length=options.max_length,
+        no_repeated_ngrams=options.no_repeated_ngrams,
+        forbidden=tuple(options.forbid),
+        sampling=sampling if drawn else None,
+    )
+
+
+def _stream(generator: Generator, prompt: str, search: SearchSettings, *, one_line: bool) -> None:
+    with standard_output() as output:
+        output.write(prompt)
+        output.flush()
+        for text in generator.stream(prompt, search, one_line=one_line):
+            output.write(text)
+            output.flush()
+        output.write("\n")

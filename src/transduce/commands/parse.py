@@ -1,0 +1,100 @@
+"""`transduce parse MODEL < sentences > trees`: a tree a line; with `--reference`, how many brackets are right."""
+
+import argparse
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.translate import standard_output, stdin_lines
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.evaluation.brackets import BracketReport, BracketSettings, score_trees
+from transduce.runtime.parser import Parse, Parser, load_parser
+from transduce.text.files import read_lines
+from transduce.text.trees import clean, read_trees
+
+_LINES_AT_A_TIME = 256
+
+
+class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The brackets of a treebank, and how they were found."""
+
+    brackets: BracketReport
+    f1: float
+    """Of sentences of all lengths, in percent."""
+    f1_of_short: float
+    """Of those with few words."""
+    valid: float
+    """Share of the sentences with a tree over exactly their words, in percent."""
+    cut: int
+    """Trees that were cut at their greatest length, and closed."""
+    beam_size: int
+
+    def __str__(self) -> str:
+        return f"{self.brackets}\nvalid trees {self.valid:.2f} %, {self.cut:,} of them cut, beam {self.beam_size}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    add = parser.add_argument
+    add("model", help="the folder of a parser")
+    add("text", nargs="?", metavar="FILE", help="sentences, one a line, words separated by spaces; else standard input")
+    add("--pretty", action="store_true", help="draw each tree on several lines, with an empty line after it")
+    add("--beam-size", type=int, metavar="N", help="hypotheses kept at each step; 1 is greedy; as the folder says")
+    add("--reference", metavar="TREEBANK", help="parse its sentences and report the brackets, print no trees")
+    add("--output", metavar="FILE", help="write the trees here")
+    add("--json", metavar="PATH", help="with --reference: write the report as JSON; - for standard output")
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes a tree for each sentence, or a report."""
+    check_writable(options.output, None if options.json == "-" else options.json)
+    parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    if options.beam_size is not None:
+        parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
+    if options.reference:
+        if options.text:
+            raise TransduceError(f"--reference brings its own sentences, but {options.text} is named too: leave one out.")
+        write_report(_report(options, parser), options.json)
+        return 0
+    sentences = (line.split() for line in (read_lines(options.text) if options.text else stdin_lines()))
+    if options.output:
+        write_file(Path(options.output), "".join(_shown(parse, options) for parse in _parsed(parser, sentences)).encode())
+        return 0
+    with standard_output() as output:
+        for parse in _parsed(parser, sentences):
+            output.write(_shown(parse, options))
+            output.flush()
+    return 0
+
+
+def _shown(parse: Parse, options: argparse.Namespace) -> str:
+    return f"{parse.draw()}\n\n" if options.pretty else f"{parse}\n"
+
+
+def _report(options: argparse.Namespace, parser: Parser) -> ParsingReport:
+    """Parses a treebank's sentences and counts brackets."""
+    references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
+    parses = list(_parsed(parser, [reference.words() for reference in references]))
+    if options.output:
+        write_file(Path(options.output), "".join(_shown(parse, options) for parse in parses).encode())
+    brackets = score_trees([parse.tree for parse in parses], references, BracketSettings())
+    whole = brackets.all
+    return ParsingReport(
+        brackets=brackets,
+        f1=whole.f1,
+        f1_of_short=brackets.short.f1,
+        valid=100.0 * (whole.sentences - whole.invalid) / max(1, whole.sentences),
+        cut=sum(not parse.ended for parse in parses),
+        beam_size=parser.search.beam_size,
+    )
+
+
+def _parsed(parser: Parser, sentences: Iterable[Sequence[str]]) -> Iterator[Parse]:
+    waiting = iter(sentences)
+    while block := list(itertools.islice(waiting, _LINES_AT_A_TIME)):
+        yield from parser.parse(block)

@@ -1,0 +1,118 @@
+"""Masked pieces of a text, found by a pretrained encoder.
+
+Legend: L pieces of a text, M masks in it, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.encoder import Encoder
+from transduce.runtime.machine import Precision
+from transduce.runtime.placement import place_encoder
+from transduce.runtime.task_card import read_task_card
+from transduce.text.marks import MASK, encode_with_masks, marks_of, ordinary_pieces
+from transduce.text.tokenizer import Tokenizer
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """What may stand in a mask's place."""
+
+    piece: str
+    """As the vocabulary spells it: ▁ stands for a space."""
+    probability: float
+
+
+class Filling(msgspec.Struct, frozen=True):
+    """A text with its masks filled."""
+
+    text: str
+    """With the likeliest piece in each place."""
+    masks: tuple[tuple[Candidate, ...], ...]
+    """For each mask the likeliest pieces, best first; each mask by itself, given the text around it."""
+
+
+class Filler:
+    """A masked language model. Call it with a text that has [MASK] in it."""
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
+        """
+        Args:
+            model: with the head for masked pieces.
+            tokenizer: its own.
+            length: pieces of a text at most, marks included.
+
+        Raises:
+            TransduceError: the vocabulary has no marks.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.length = length
+        self._marks = marks_of(tokenizer.source)
+        self._ordinary = torch.tensor(ordinary_pieces(tokenizer.source), device=model.source_weight.device)
+
+    def __call__(self, text: str, *, candidates: int = 5) -> Filling:
+        """Fills the masks of a text.
+
+        Args:
+            text: with [MASK] once or more; a mask stands for one piece.
+            candidates: how many are returned for each mask.
+
+        Raises:
+            TransduceError: there is no mask, the text is too long, or no candidate is asked for.
+        """
+        if candidates < 1:
+            raise TransduceError(f"At least 1 candidate a mask must be asked for, but it is {candidates}.")
+        ids = encode_with_masks(self.tokenizer.source, text)
+        masks = [place for place, id in enumerate(ids) if id == self._marks.mask]
+        if not masks:
+            raise TransduceError(f'There is nothing to fill in "{text}": put {MASK} where a piece is to be found.')
+        if len(ids) + 2 > self.length:
+            raise TransduceError(
+                f"A text to fill may have {self.length - 2} pieces at most, but this one has {len(ids)}: shorten it."
+            )
+        probabilities = self.probabilities(ids, masks)
+        best, order = probabilities.topk(min(candidates, probabilities.shape[1]), dim=-1)
+        found = self._ordinary.cpu()[order]  # (M, candidates)
+        for place, id in zip(masks, found[:, 0].tolist(), strict=True):
+            ids[place] = id
+        return Filling(self.tokenizer.source.decode(ids), self._candidates(found, best))
+
+    @torch.inference_mode()
+    def probabilities(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Of each ordinary piece at these places of a text, (M, pieces), float32 on the CPU."""
+        framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
+        states, _ = self.model.encode(framed)
+        masked = states[0, [place + 1 for place in places]]  # (M, D); [CLS] stands before the text
+        logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
+        return logits[:, self._ordinary].softmax(dim=-1).cpu()
+
+    def _candidates(self, found: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:
+        pieces = self.tokenizer.source.piece
+        return tuple(
+            tuple(Candidate(pieces(id), value) for id, value in zip(ids, values, strict=True))
+            for ids, values in zip(found.tolist(), best.tolist(), strict=True)
+        )
+
+
+def load_filler(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Filler:
+    """Opens the folder of a model that was trained with `--task masked-language-model`.
+
+    Args:
+        folder: of the model.
+        precision: "fp32", "bf16", or "auto".
+        device: "cpu", "cuda", or "auto".
+        threads: to compute with; None: all cores that the process may use.
+
+    Raises:
+        TransduceError: the folder or an option is not what it should be.
+    """
+    card = read_task_card(Path(folder), "masked-language-model", use="Filling masks")
+    model, tokenizer = place_encoder(Path(folder), precision=precision, device=device, threads=threads)
+    return Filler(model, tokenizer, length=card.length)

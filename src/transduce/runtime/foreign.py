@@ -1,0 +1,194 @@
+"""Hugging Face folders: read from their own files, without transformers, and written as folders of ours.
+
+Nothing is unpickled and no code of theirs is run. What the bricks cannot compute is an error that names it.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.interop.import_generation import import_generation, start_id
+from transduce.interop.import_settings import SETTINGS
+from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
+from transduce.search.settings import SearchSettings
+from transduce.text.foreign import ForeignTokenizer
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+_ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5")
+# Learned tables shorter than this limit what is written; others are hardly ever reached.
+_SHORT_TABLE = 512
+
+
+class ForeignFolder(NamedTuple):
+    """A model of another toolkit, as ours."""
+
+    model_type: str
+    model: ImportedModel
+    tokenizer: ForeignTokenizer
+    languages: tuple[str | None, str | None]
+    """Source and target, as far as the folder names them."""
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a folder holds a model that is not of ours, by its `config.json`."""
+    if not (folder / "config.json").is_file():
+        return False
+    content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    return "transduce" not in content and content.get("model_type") in SETTINGS and "auto_map" not in content
+
+
+def read_foreign_folder(folder: Path) -> ForeignFolder:
+    """Reads a Hugging Face folder, in float32.
+
+    Raises:
+        TransduceError: a file is missing or damaged, or the model is none that the bricks here compute.
+    """
+    config = _config(folder)
+    model_type = str(config.get("model_type"))
+    generation = _optional_json(folder, "generation_config.json")
+    files = TokenizerFiles(_reader(folder), str(folder))
+    record = import_tokenizer(files, _model_ids(config, model_type))
+    ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
+    if model_type in _ENCODER_DECODERS:
+        ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
+    elif record.source.before:
+        ids["start_id"] = record.source.before[0]
+    model = import_model(config, _stored_tensors(folder), ids)
+    tokenizer = ForeignTokenizer(record)
+    said = files.json("tokenizer_config.json")
+    languages = (
+        _text(said.get("src_lang") or said.get("source_lang")),
+        _text(said.get("tgt_lang") or said.get("target_lang")),
+    )
+    if record.languages is not None:
+        # What a folder names is only a wish: the tags tell what can be had.
+        known = tuple(language if language in record.languages.tags else None for language in languages)
+        forced = generation.get("forced_bos_token_id")
+        named = next((name for name, id in record.languages.tags.items() if id == forced), None)
+        languages = (known[0], named or known[1])
+        tokenizer = tokenizer.for_languages(*languages)
+    return ForeignFolder(model_type, model, tokenizer, languages)
+
+
+def foreign_search_settings(folder: Path) -> SearchSettings:
+    """How a Hugging Face folder wants to be searched.
+
+    Raises:
+        TransduceError: it asks for something that has no counterpart here.
+    """
+    config = _config(folder)
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    learned = config.get("model_type") in ("bart", "mbart", "gpt2")
+    greatest = positions if learned and isinstance(positions, int) and positions <= _SHORT_TABLE else None
+    generation = _optional_json(folder, "generation_config.json")
+    return import_generation(generation, config, str(folder), greatest=greatest)
+
+
+def check_foreign(folder: Path) -> str:
+    """The `model_type` of a Hugging Face folder that can be imported.
+
+    Raises:
+        TransduceError: it is something else.
+    """
+    if not (folder / "config.json").is_file():
+        raise TransduceError(
+            f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder, not a file in it."
+        )
+    config = _config(folder)
+    if "transduce" in config:
+        raise TransduceError(f"{folder} holds a model of transduce already: use it as it is.")
+    return str(config["model_type"])
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    if "auto_map" in config:
+        raise TransduceError(
+            f"{folder / 'config.json'} asks for code of its own to be run (`auto_map`), which is never done: remove it."
+        )
+    if config.get("model_type") not in SETTINGS:
+        raise TransduceError(
+            f"{folder / 'config.json'}: `model_type` must be one of {', '.join(SETTINGS)} to be imported, but is "
+            f"{config.get('model_type')!r}."
+        )
+    return config
+
+
+def _model_ids(config: Mapping[str, Any], model_type: str) -> ModelIds:
+    size = config.get("vocab_size")
+    target_size = config.get("decoder_vocab_size") or size
+    if not isinstance(size, int) or not isinstance(target_size, int):
+        raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
+    eos_id = config.get("eos_token_id")
+    eos_id = eos_id[0] if isinstance(eos_id, list) and eos_id else eos_id
+    pad_id = config.get("pad_token_id")
+    return ModelIds(
+        model_type=model_type,
+        sizes=(size, target_size),
+        pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
+        eos_id=eos_id if isinstance(eos_id, int) and model_type != "bert" else None,
+    )
+
+
+def _optional_json(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
+
+
+def _reader(folder: Path) -> Callable[[str], bytes | None]:
+    def read(name: str) -> bytes | None:
+        return read_bounded(folder, name, MOST_VOCABULARY_BYTES) if (folder / name).exists() else None
+
+    return read
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+def _stored_tensors(folder: Path) -> StoredTensors:
+    """The tensors of one safetensors file, or of all that an index lists."""
+    if (folder / _WEIGHTS).is_file():
+        names = [_WEIGHTS]
+    elif (folder / _INDEX).is_file():
+        index = read_json(folder, _INDEX, dict[str, Any])
+        table = msgspec.convert(index.get("weight_map", {}), dict[str, str])
+        names = sorted(set(table.values()))
+    else:
+        raise _no_weights(folder)
+    tensors: dict[str, Callable[[], Tensor]] = {}
+    for name in names:
+        tensors |= _tensors_of(file_inside(folder, name))
+    return StoredTensors(tensors, str(folder))
+
+
+def _tensors_of(path: Path) -> dict[str, Callable[[], Tensor]]:
+    if not path.is_file():
+        raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
+    try:
+        file: Any = safe_open(path, framework="pt")
+        return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise TransduceError(f"{path} cannot be read: {error}.") from error
+
+
+def _no_weights(folder: Path) -> TransduceError:
+    pickled = next((name for name in _PICKLES if (folder / name).is_file()), None)
+    if pickled is None:
+        return TransduceError(f"{folder} must hold {_WEIGHTS}, but does not: copy the folder again.")
+    return TransduceError(
+        f"{folder} holds its weights as {pickled}, which is not opened because it could run code: save the model as "
+        "safetensors where you trust it, and copy that."
+    )

@@ -1,0 +1,289 @@
+"""Text that goes on: a language model, its tokenizer, and how to search or draw.
+
+A line feed is a piece of its own, the end symbol, so a text is a row of pieces, and a prompt is the beginning of one.
+Legend: W texts of one prompt, t new pieces so far.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.runtime.continuing import ContinuingScorer
+from transduce.runtime.decoding import build_rules
+from transduce.runtime.folder import read_decoder_folder
+from transduce.runtime.machine import Precision, detect_machine
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.greedy import Walk, take_best
+from transduce.search.loop import Search, run
+from transduce.search.sampling import Draw
+from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+__all__ = ["Continuation", "Generation", "Generator", "TextScore", "load_generator", "spell"]
+
+USUAL_LENGTH = 200
+# Drawn, a little sharper than the model says: likely texts that are not the same every time.
+USUAL_SEARCH = SearchSettings(max_length=USUAL_LENGTH, sampling=SamplingSettings(temperature=0.8))
+_ENDLESS = -1  # an end symbol that is no piece
+_UNFINISHED = "\ufffd"  # what a character is read as while bytes of it are missing
+_LONGEST_CONTEXT = 1024  # of a model whose positions have no end, and whose folder does not say
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Continuation(msgspec.Struct, frozen=True):
+    """One text that a prompt goes on with."""
+
+    text: str
+    """Without the prompt."""
+    pieces: tuple[str, ...]
+    piece_log_probabilities: tuple[float, ...]
+    """In nats: the model's own, whatever was drawn from."""
+    score: float
+    """Their sum, over the length penalty where one was asked for."""
+    ended: bool
+    """Whether a line's end was asked for and reached."""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A prompt, and how it goes on."""
+
+    prompt: str
+    continuations: tuple[Continuation, ...]
+    """As many as were asked for; those of a beam best first."""
+
+    @property
+    def text(self) -> str:
+        """The prompt with its first continuation."""
+        return self.prompt + self.continuations[0].text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TextScore(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a text was foreseen."""
+
+    pieces: int
+    characters: int
+    nats: float
+    """The sum over all pieces of minus the logarithm of their probability."""
+
+    @property
+    def perplexity(self) -> float:
+        """Per piece."""
+        return math.exp(min(100.0, self.nats / max(1, self.pieces)))
+
+    @property
+    def bits_per_character(self) -> float:
+        """What does not depend on how the text is cut into pieces."""
+        return self.nats / math.log(2.0) / max(1, self.characters)
+
+
+class Generator:
+    """A language model. Call it with the beginning of a text."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
+        """`context` is how many pieces the model sees at a time."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.vocabulary: Vocabulary = tokenizer.target
+        self.context = context
+        self.language = language
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.source_weight.device
+
+    @property
+    def precision(self) -> str:
+        """fp32 or bf16."""
+        return "bf16" if self.model.source_weight.dtype == torch.bfloat16 else "fp32"
+
+    def __call__(
+        self,
+        prompt: str = "",
+        *,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        seed: int | None = None,
+        search: SearchSettings | None = None,
+        one_line: bool = False,
+    ) -> Generation:
+        """Continues a text.
+
+        Args:
+            prompt: its beginning; an empty one begins a line.
+            n_best: continuations.
+            max_length: new pieces of each.
+            seed: of what is drawn.
+            search: all options, in place of drawing at temperature 0.8; what is said above goes before it.
+            one_line: a text ends with its line.
+
+        Raises:
+            TransduceError: an option is out of its range.
+        """
+        chosen = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
+        ids = self.prompt_ids(prompt)
+        with torch.inference_mode():
+            (found,) = run(self._begin(ids, chosen, one_line=one_line))
+        return Generation(prompt, tuple(self._continuation(ids, each) for each in found))
+
+    def stream(
+        self, prompt: str = "", search: SearchSettings | None = None, *, one_line: bool = False
+    ) -> Iterator[str]:
+        """A continuation as it grows: pieces of text. Whoever stops asking stops the search.
+
+        A beam has nothing certain before its end, so it yields everything at once.
+
+        Raises:
+            TransduceError: an option is out of its range.
+        """
+        chosen = self._settings(search or USUAL_SEARCH, n_best=1)
+        ids, shown = self.prompt_ids(prompt), ""
+        progress = self._begin(ids, chosen, one_line=one_line)
+        while len(progress.rows):
+            with torch.inference_mode():  # not while the caller has its turn
+                progress.advance()
+                certain = len(progress.rows) and progress.hypotheses().shape[1] == 1
+                text = self._new_text(ids, progress.hypotheses()[0, 0].tolist()) if certain else shown
+            text = text.rstrip(_UNFINISHED)
+            if len(text) > len(shown) and text.startswith(shown):
+                yield text[len(shown) :]
+                shown = text
+        text = self._continuation(ids, progress.found()[0][0]).text
+        if text.startswith(shown) and text != shown:
+            yield text[len(shown) :]
+
+    @torch.inference_mode()
+    def score(self, text: str) -> TextScore:
+        """How probable a text is: every piece of it, given those before it, through windows that overlap by half."""
+        ids = self.prompt_ids(text)
+        nats, known = 0.0, 1  # the line's end before the text is given
+        while known < len(ids):
+            start = max(0, known - 1 - self.context // 2)
+            stop = min(len(ids), start + self.context + 1)
+            inputs = torch.tensor([ids[start : stop - 1]], device=self.device)
+            labels = torch.tensor(ids[known:stop], device=self.device)
+            logits = self.model(inputs)[0, known - 1 - start :].float()  # (stop - known, V)
+            nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
+            known = stop
+        return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The pieces of a text, after the end of a line."""
+        end = self.vocabulary.eos_id
+        lines = self.vocabulary.encode_batch(text.split("\n"))
+        return [piece for line in lines for piece in (end, *line)]
+
+    def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
+        said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        sampling = search.sampling
+        if seed is not None:
+            sampling = msgspec.structs.replace(sampling or SamplingSettings(), seed=seed)
+        if search.max_length is None and "max_length" not in said:
+            said["max_length"] = USUAL_LENGTH
+        return msgspec.structs.replace(search, sampling=sampling, **said)
+
+    def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
+        """A search at its first step."""
+        vocabulary = self.vocabulary
+        with torch.inference_mode():
+            never = sorted({vocabulary.pad_id, vocabulary.unk_id})
+            scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
+        end = vocabulary.eos_id if one_line else _ENDLESS
+        assert search.max_length is not None
+        bounds = Bounds(ids[-1], end, torch.tensor([search.max_length], device=self.device))
+        rules = build_rules(search, [[]], vocabulary)
+        if search.sampling is not None:
+            draw = Draw(search.sampling, [0], samples=search.n_best)
+            return Walk(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
+        if search.beam_size == 1:
+            return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+        beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
+        return BeamSearch(scorer, bounds, beam, rules=rules)
+
+    def _continuation(self, prompt_ids: Sequence[int], found: Hypothesis) -> Continuation:
+        ids = list(found.ids)
+        return Continuation(
+            text=self._new_text(prompt_ids, ids),
+            pieces=tuple(self.vocabulary.pieces(ids)),
+            piece_log_probabilities=found.piece_log_probabilities,
+            score=found.score,
+            ended=found.ended,
+        )
+
+    def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+        """What new pieces spell after the prompt's: its last line decides whether a space comes first."""
+        end = self.vocabulary.eos_id
+        begun = list(prompt_ids)
+        last_line = begun[len(begun) - begun[::-1].index(end) :]
+        before = spell(last_line, self.vocabulary)
+        return spell([*last_line, *ids], self.vocabulary)[len(before) :]
+
+
+def spell(ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """The text of pieces, where the end symbol is a line's end."""
+    lines: list[list[int]] = [[]]
+    for id in ids:
+        if id == vocabulary.eos_id:
+            lines.append([])
+        else:
+            lines[-1].append(id)
+    return "\n".join(map(vocabulary.decode, lines))
+
+
+def load_generator(
+    folder: str | Path,
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+) -> Generator:
+    """Opens the folder of a language model.
+
+    Args:
+        folder: what `transduce train --task language-model` wrote.
+        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
+        device: "cpu", "cuda", or "auto": the GPU where there is one.
+        threads: threads to compute with, in the whole process; None: all cores that the process may use.
+
+    Raises:
+        TransduceError: the folder or an option is not what it should be.
+    """
+    if precision not in ("auto", *_DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    content = read_decoder_folder(Path(folder))
+    dtype = _DTYPES[machine.precision if precision == "auto" else precision]
+    return Generator(
+        content.model.to(device=machine.device, dtype=dtype),
+        content.tokenizer,
+        context=_read_context(Path(folder), content.model.config),
+        language=content.manifest.target_language,
+    )
+
+
+def _read_context(folder: Path, config: ModelConfig) -> int:
+    """What the model was trained with: its run's settings say it, or else its positions."""
+    most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
+    try:
+        settings = tomllib.loads((folder / "settings.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return most
+    task = settings.get("task")
+    said = task.get("context") if isinstance(task, dict) else None
+    if not isinstance(said, int) or said < 2:
+        return most
+    return min(said, most) if config.positions == "learned" else said

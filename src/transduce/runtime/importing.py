@@ -1,0 +1,93 @@
+"""`import_model_folder`: from a Hugging Face folder to a folder of ours."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.runtime.folder import read_any_model_folder, write_model_folder
+from transduce.runtime.foreign import check_foreign, foreign_search_settings
+from transduce.runtime.languages import with_languages
+from transduce.search.settings import SearchSettings
+from transduce.text.foreign import ForeignTokenizer
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """What was imported."""
+
+    folder: str
+    model_type: str
+    kind: str
+    num_parameters: int
+    source_language: str | None
+    target_language: str | None
+    languages: tuple[str, ...]
+    """Those that the model can be told."""
+
+    def __str__(self) -> str:
+        told = f"; it can be told {len(self.languages)} languages" if self.languages else ""
+        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{told}"
+
+
+def import_model_folder(
+    folder: str | Path, out: str | Path, *, source_language: str | None = None, target_language: str | None = None
+) -> ImportReport:
+    """Writes a Hugging Face model as a folder of ours: weights, configuration, tokenizer, and how it was searched.
+
+    Args:
+        folder: with config.json, model.safetensors and the tokenizer's own files.
+        out: the folder to make; it must not hold a model.
+        source_language: what the model translates from where nobody says otherwise, for models with tags.
+        target_language: what it translates into.
+
+    Raises:
+        TransduceError: the folder cannot be imported, or there is a model in `out`.
+    """
+    folder, out = Path(folder), Path(out)
+    model_type = check_foreign(folder)
+    if (out / "config.json").exists():
+        raise TransduceError(f"{out} holds a model already: name another folder.")
+    search = foreign_search_settings(folder)
+    content = with_languages(read_any_model_folder(folder), source_language, target_language)
+    languages = (content.manifest.source_language, content.manifest.target_language)
+    weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
+    write_model_folder(
+        out,
+        weights=weights,
+        config=content.model.config,
+        tokenizer=content.tokenizer,
+        languages=languages,
+        documents={"settings.toml": _settings(search), "README.md": _card(model_type, content.model.config.kind)},
+    )
+    tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
+    return ImportReport(
+        folder=str(out),
+        model_type=model_type,
+        kind=content.model.config.kind,
+        num_parameters=sum(parameter.numel() for parameter in content.model.parameters()),
+        source_language=languages[0],
+        target_language=languages[1],
+        languages=() if tags is None else tuple(sorted(tags.tags)),
+    )
+
+
+def _settings(search: SearchSettings) -> str:
+    """How to search, as a run's settings say it; what has its usual value is left out."""
+    usual = msgspec.to_builtins(SearchSettings())
+    said = msgspec.to_builtins(search)
+    generate = {name: value for name, value in said.pop("generate").items() if value not in (None, [])}
+    lines = ["[search]", *(_line(name, value) for name, value in said.items() if value != usual[name])]
+    return "\n".join([*lines, "", "[search.generate]", *(_line(name, value) for name, value in generate.items()), ""])
+
+
+def _line(name: str, value: Any) -> str:
+    """Numbers, strings and lists of numbers are the same in JSON and TOML."""
+    return f"{name} = {msgspec.json.encode(value).decode()}"
+
+
+def _card(model_type: str, kind: str) -> str:
+    return (
+        f"# A {model_type} model\n\nIt was imported by transduce from a Hugging Face folder, whose licence and card "
+        f"hold for it.\nIts kind is `{kind}`. `settings.toml` says how it is searched: as `generate` would.\n"
+    )

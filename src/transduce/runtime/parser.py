@@ -1,0 +1,186 @@
+"""Sentences to constituency trees with a trained Transformer (section 6.3; Vinyals et al. 2015).
+
+Search may write nothing but trees over the sentence's words (`search/brackets.py`), and what is cut at its greatest
+length is closed: every tree is valid, and stands over exactly the words that came in.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.model.transformer import Transformer
+from transduce.runtime.decoding import pad
+from transduce.runtime.machine import Precision
+from transduce.runtime.placement import place_model
+from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.search_defaults import read_search_settings
+from transduce.runtime.task_card import read_task_card
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.brackets import BalancedBrackets, BracketPieces
+from transduce.search.greedy import Walk, take_best
+from transduce.search.loop import Search, run
+from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.settings import SearchSettings
+from transduce.text.linearized_trees import CLOSE, OPENING, TAG, build_tree, split_symbols
+from transduce.text.model_proto import PieceType, read_pieces
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.trees import Tree, draw
+from transduce.text.vocabulary import Vocabulary
+
+_BATCH_PIECES = 2_048  # source pieces times hypotheses decoded at once
+# Treebanks have two or three symbols for each word.
+_SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
+
+
+class Parse(msgspec.Struct, frozen=True):
+    """A sentence and its tree."""
+
+    words: tuple[str, ...]
+    tree: Tree | None
+    """None where there are no words."""
+    log_probability: float
+    """Of the symbols that were written, in nats."""
+    ended: bool
+    """False where the tree was cut at its greatest length, and closed."""
+
+    def __str__(self) -> str:
+        """The tree in brackets; nothing where there are no words."""
+        return "" if self.tree is None else str(self.tree)
+
+    def draw(self) -> str:
+        """The tree on lines, with indents."""
+        return "" if self.tree is None else draw(self.tree)
+
+
+class _Sentence(NamedTuple):
+    place: int
+    words: list[str]
+    ids: list[int]
+
+
+class Parser:
+    """A model that writes linearised trees. Call it with a sentence whose words are separated by spaces, or a list."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:
+        """
+        Args:
+            model: trained on linearised trees.
+            tokenizer: its own.
+            search: of which beam_size and length_penalty count; 1 is greedy.
+
+        Raises:
+            TransduceError: the vocabulary has no symbols of trees.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.search = search or SearchSettings()
+        self._pieces = bracket_pieces(tokenizer.target)
+
+    @overload
+    def __call__(self, sentence: str) -> Parse: ...
+    @overload
+    def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
+    def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
+        """The tree of a sentence, or of each of several; the order is kept."""
+        sentences = [sentence] if isinstance(sentence, str) else list(sentence)
+        found = self.parse([each.split() for each in sentences])
+        return found[0] if isinstance(sentence, str) else found
+
+    def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
+        """The tree of each sentence of words."""
+        found = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
+        encoded = self._encode(sentences)
+        for batch in _batches(encoded, _BATCH_PIECES // self.search.beam_size):
+            for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
+                found[sentence.place] = self._parse(sentence, best)
+        return found
+
+    def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
+        """The sentences that have words, with their pieces."""
+        filled = [(place, list(words)) for place, words in enumerate(sentences) if words]
+        ids = self.tokenizer.source.encode_batch([" ".join(words) for _, words in filled])
+        eos = self.tokenizer.source.eos_id
+        return [_Sentence(place, words, [*own, eos]) for (place, words), own in zip(filled, ids, strict=True)]
+
+    @torch.inference_mode()
+    def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
+        return run(self._begin(batch))
+
+    def _begin(self, batch: Sequence[_Sentence]) -> Search:
+        config, device, search = self.model.config, self.model.source_weight.device, self.search
+        scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
+        words = [len(sentence.words) for sentence in batch]
+        longest = [_SYMBOLS_A_WORD * count + _MORE_SYMBOLS for count in words]
+        bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        rules = [BalancedBrackets(self._pieces, words, self.tokenizer.target.size)]
+        if search.beam_size == 1:
+            return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+        beam = Beam(beam_size=search.beam_size, alpha=search.length_penalty)
+        return BeamSearch(scorer, bounds, beam, rules=rules)
+
+    def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
+        symbols = split_symbols("".join(self.tokenizer.target.pieces(best.ids)))
+        tree = build_tree(symbols, sentence.words)
+        return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
+
+
+def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
+    """What the pieces of a vocabulary mean in trees.
+
+    Raises:
+        TransduceError: it has no symbols of trees.
+    """
+    symbols = {
+        piece.text: id
+        for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
+        if piece.type == PieceType.USER_DEFINED and piece.text.startswith((OPENING, TAG, CLOSE))
+    }
+    opening = [id for text, id in symbols.items() if text.startswith(OPENING)]
+    words = [id for text, id in symbols.items() if text.startswith(TAG)]
+    if not opening or not words or CLOSE not in symbols:
+        raise TransduceError(
+            "A parser writes the symbols of trees, but this vocabulary has none: train it with `--task parsing`."
+        )
+    silent = [vocabulary.id("▁")] if vocabulary.piece(vocabulary.id("▁")) == "▁" else []
+    return BracketPieces(opening, symbols[CLOSE], words, silent, vocabulary.eos_id)
+
+
+def _batches(sentences: Sequence[_Sentence], most_pieces: int) -> Iterator[list[_Sentence]]:
+    """Sentences of like lengths, so many that a batch has at most so many pieces, or one."""
+    batch: list[_Sentence] = []
+    for sentence in sorted(sentences, key=lambda each: (len(each.ids), each.place)):
+        if batch and len(sentence.ids) * (len(batch) + 1) > most_pieces:
+            yield batch
+            batch = []
+        batch.append(sentence)
+    if batch:
+        yield batch
+
+
+def load_parser(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Parser:
+    """Opens the folder of a model that was trained with `--task parsing`.
+
+    Args:
+        folder: of the model.
+        precision: "fp32", "bf16", or "auto".
+        device: "cpu", "cuda", or "auto".
+        threads: to compute with; None: all cores that the process may use.
+
+    Raises:
+        TransduceError: the folder or an option is not what it should be.
+    """
+    path = Path(folder)
+    read_task_card(path, "parsing", use="Parsing")
+    content = place_model(path, precision=precision, device=device, threads=threads)
+    if not isinstance(content.model, Transformer):
+        raise TransduceError(
+            f"Parsing needs an encoder and a decoder, but the model in {folder} is of the kind "
+            f"`{content.model.config.kind}`: name another folder."
+        )
+    return Parser(content.model, content.tokenizer, search=read_search_settings(path))

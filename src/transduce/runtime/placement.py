@@ -1,0 +1,46 @@
+"""A model folder of any kind, put where and in what it computes."""
+
+from pathlib import Path
+
+import torch
+
+from transduce.errors import TransduceError
+from transduce.model.build import Model
+from transduce.model.encoder import Encoder
+from transduce.runtime.folder import ModelFolder, read_any_model_folder
+from transduce.runtime.machine import Precision, detect_machine
+from transduce.text.tokenizer import Tokenizer
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def place_model(folder: Path, *, precision: Precision | str, device: str, threads: int | None) -> ModelFolder[Model]:
+    """Reads a folder; sets the number of threads of the whole process.
+
+    Raises:
+        TransduceError: the folder or an option is not what it should be.
+    """
+    if precision not in ("auto", *_DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    content = read_any_model_folder(folder)
+    dtype = _DTYPES[machine.precision if precision == "auto" else precision]
+    return ModelFolder(content.model.to(device=machine.device, dtype=dtype), content.tokenizer, content.manifest)
+
+
+def place_encoder(
+    folder: Path, *, precision: Precision | str, device: str, threads: int | None
+) -> tuple[Encoder, Tokenizer]:
+    """The same, where an encoder alone is needed.
+
+    Raises:
+        TransduceError: also where the model is of another kind.
+    """
+    content = place_model(folder, precision=precision, device=device, threads=threads)
+    if not isinstance(content.model, Encoder):
+        raise TransduceError(
+            f"An encoder alone is needed here, but the model in {folder} is of the kind `{content.model.config.kind}`: "
+            "name another folder."
+        )
+    return content.model, content.tokenizer

@@ -1,0 +1,59 @@
+"""What a model folder says of its task, where the model alone does not tell what it is for."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.runtime.untrusted import read_json
+
+TASK_CARD = "task.json"
+
+
+class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The task that a model was trained for."""
+
+    kind: Literal["masked-language-model", "classification", "parsing"]
+    labels: tuple[str, ...] = ()
+    """The classes, in the order of the model's."""
+    length: int = 512
+    """Pieces of a text that an encoder reads at most, marks included."""
+
+    def text(self) -> str:
+        """The card as the folder has it."""
+        return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
+
+
+def find_task_card(folder: Path) -> TaskCard | None:
+    """The card of a folder, or None where it has none.
+
+    Raises:
+        TransduceError: it cannot be read.
+    """
+    return read_json(folder, TASK_CARD, TaskCard) if (folder / TASK_CARD).is_file() else None
+
+
+def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
+    """The card of a folder that was trained for a kind of task.
+
+    Args:
+        folder: of the model.
+        kind: of task.
+        use: what needs such a model.
+
+    Raises:
+        TransduceError: the folder's model is for something else.
+    """
+    if not folder.is_dir():
+        raise TransduceError(
+            f"{use} needs a model folder, but {folder} is none: name one that `transduce train` wrote."
+        )
+    card = find_task_card(folder)
+    if card is None or card.kind != kind:
+        found = "another task" if card is None else f"`{card.kind}`"
+        raise TransduceError(
+            f"{use} needs a model that was trained with `--task {kind}`, but the one in {folder} is for {found}: name "
+            "another folder."
+        )
+    return card

@@ -1,0 +1,167 @@
+"""Denoising: a text is spoilt, and the model writes what it was (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
+
+It needs text alone, and its folder is where training for another task begins (`--from`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.holdout import HoldOutSettings
+from transduce.model.build import Model
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
+from transduce.tasks.card import front_matter
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kind import Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.noise import add_noise, marks_of
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, NoiseSettings, TaskSettings
+from transduce.tasks.translation import DevSet, TranslationTask, dev_batches
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.loss import Loss
+
+# Keeps the noise apart from other random numbers of (seed, epoch, …).
+_NOISE = 23
+# The dev set's noise is the same in every run.
+_DEV_SEED = 0
+
+
+class Spoiler:
+    """Adds noise to batches whose two sides are the same text: a function of (seed, epoch, number of the text)."""
+
+    def __init__(self, noise: NoiseSettings, vocabulary: Vocabulary, seed: int) -> None:
+        self._noise, self._seed = noise, seed
+        self._eos_id, self._pad_id = vocabulary.eos_id, vocabulary.pad_id
+        self._marks = [vocabulary.id(mark) for mark in marks_of(noise)]
+
+    def spoil(self, batch: Batch, epoch: int) -> Batch:
+        """The same texts, spoilt as source, mended as target."""
+        noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
+        if not noised:
+            return batch
+        source, source_tokens = self._padded([source for source, _ in noised])
+        target, target_tokens = self._padded([target for _, target in noised])
+        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+
+    def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
+        ids = row[(row != self._pad_id) & (row != self._eos_id)]
+        key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
+        source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
+        return [*source.tolist(), self._eos_id], [*target.tolist(), self._eos_id]
+
+    def _padded(self, rows: list[list[int]]) -> tuple[NDArray[np.int64], int]:
+        found = np.full((len(rows), max(map(len, rows))), self._pad_id, np.int64)
+        for number, row in enumerate(rows):
+            found[number, : len(row)] = row
+        return found, sum(map(len, rows))
+
+
+class NoisePlan:
+    """The batches of a plan, spoilt in another way each epoch."""
+
+    def __init__(self, plan: BatchPlan, spoiler: Spoiler) -> None:
+        self._plan, self._spoiler = plan, spoiler
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._plan)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """One of them."""
+        return self._spoiler.spoil(self._plan.batch(epoch, position), epoch)
+
+
+class Denoising(TaskKind):
+    """Text alone, to be mended."""
+
+    name = "denoising"
+    model_kinds = ("transformer", "recurrent")
+    own_settings = ("noise",)
+
+    def text(self, data: DataSettings) -> TaskText:
+        """A text a line; some lines are held out where there is no dev set."""
+        files, dev = text_alone(data, "denoising model")
+        filters = msgspec.structs.replace(data.filters, drop_identical=False)
+        return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:
+        """What stands for pieces that were taken away."""
+        return marks_of(_noise(task))
+
+    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """That of translating the spoilt text."""
+        assert isinstance(model, Transformer | Recurrent)
+        return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
+        """Batches of lines, spoilt."""
+        seed = resolved.training.seed
+        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
+        return NoisePlan(plan, Spoiler(_noise(resolved.task), corpus.tokenizer.source, seed))
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
+        """The loss of all dev lines."""
+        return DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=(),
+            references=(),
+            batches=self._dev_batches(corpus, resolved),
+            translate=0,
+            target_language=None,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+
+    def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
+        assert corpus.dev is not None
+        spoiler = Spoiler(_noise(resolved.task), corpus.tokenizer.source, _DEV_SEED)
+        return [spoiler.spoil(batch, 0) for batch in dev_batches(corpus.dev)]
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """In lines."""
+        return f"{corpus.pairs:,} lines"
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Data and shape."""
+        return _card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """The loss on the dev set of the model that was kept, and what to do with it."""
+        from transduce.runtime.folder import read_encoder_decoder_folder
+
+        weights = read_encoder_decoder_folder(place.folder).model.state_dict()
+        event = self.validation(corpus, resolved, place).validate(weights, step or 0)
+        said = f"Dev lines: {event.loss:.3f} nats a piece (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
+        return Outcome(
+            measured=f"{said}.",
+            hint=f"Go on with: transduce train --from {place.folder} --source … --target … --out DIR",
+            files={
+                "README.md": _card(corpus, resolved, step, said).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+
+def _noise(task: TaskSettings) -> NoiseSettings:
+    return NoiseSettings() if task.noise is None else task.noise
+
+
+def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
+    noise, model = _noise(resolved.task), resolved.model
+    shape = (
+        f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}"
+    )
+    trained = f"trained by transduce to mend {corpus.pairs:,} lines of text, spoilt by {noise.kind}"
+    weights = f", weights of step {step:,}" if step else ""
+    scores = f"{score}.\n\n" if score else ""
+    return (
+        f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
+        f"{shape}, {trained}{weights}.\n\n    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
+        "All settings stand in `settings.toml`.\n"
+    )

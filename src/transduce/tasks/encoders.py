@@ -1,0 +1,62 @@
+"""What pretraining and classification have in common: the model is BERT's, and texts are read as a whole."""
+
+import numpy as np
+
+from transduce.data.prepared import PreparedCorpus
+from transduce.data.sentence_pairs import SentenceStore
+from transduce.model.build import Model, build_model
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.training.choices import Choice, Preset
+from transduce.training.schedule import ScheduleName
+
+# Pieces of a text, marks included, where nothing is said.
+USUAL_CONTEXT = 128
+
+# What makes an encoder BERT's.
+BERT: dict[str, object] = {
+    "kind": "encoder",
+    "positions": "learned",
+    "activation": "gelu",
+    "norm_order": "post",
+    "norm_epsilon": 1e-12,
+    "embedding_norm": True,
+    "token_types": 2,
+    "scale_embeddings": False,
+    "output_bias": True,
+    "pooler": True,
+}
+
+
+def encoder_sizes(preset: Preset) -> dict[str, object]:
+    """What a preset says of an encoder: its sizes with BERT's inner width, and BERT's dropout."""
+    return {
+        "num_encoder_layers": preset.num_encoder_layers,
+        "d_model": preset.d_model,
+        "d_ff": 4 * preset.d_model,
+        "num_heads": preset.num_heads,
+        "dropout": 0.1,
+    }
+
+
+def encoder_of(model: Model) -> Encoder:
+    """The model, which the task's settings made an encoder."""
+    assert isinstance(model, Encoder)
+    return model
+
+
+def build_encoder(config: ModelConfig) -> Encoder:
+    """An encoder with initial weights."""
+    return encoder_of(build_model(config))
+
+
+def read_store(corpus: PreparedCorpus, side: str) -> SentenceStore:
+    """One side of a prepared corpus, mapped into memory."""
+    card = corpus.card.source if side == "source" else corpus.card.target
+    ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
+    return SentenceStore(ids, np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r"))
+
+
+def linear_schedule() -> Choice[ScheduleName]:
+    """BERT's."""
+    return Choice("linear", "a linear fall to zero, as BERT has it")

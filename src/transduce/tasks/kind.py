@@ -1,0 +1,283 @@
+"""What a kind of task tells the run: the text it needs, its model, batches, loss and measure, and its last words.
+
+Each kind is a class in a file of its own; `kinds.py` knows them by name. A kind keeps nothing between its methods: what
+it works on is handed to it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.holdout import HoldOutSettings
+from transduce.data.largest import largest_batches
+from transduce.errors import TransduceError
+from transduce.model.build import Model
+from transduce.model.config import ModelConfig
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.text.corpus import CorpusFiles
+from transduce.training.choices import (
+    Choice,
+    Preset,
+    choose_batch_tokens,
+    choose_best_by,
+    choose_learning_rate,
+    choose_preset,
+    choose_schedule,
+    choose_steps,
+)
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy
+
+DEV_BATCH_TOKENS = 4_096
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# The share of each process: (its number, how many there are).
+Share = tuple[int, int]
+
+
+class Plan(Protocol):
+    """Batches by position: a pure function of the corpus and the seed."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """One of them."""
+
+
+class Validation(Protocol):
+    """The dev set of a task."""
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """The dev set under these weights."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run computes, and its folder."""
+
+    folder: Path
+    device: str
+    threads: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a finished run beside its weights."""
+
+    measured: str
+    """How good it is."""
+    hint: str
+    """What to do with it."""
+    files: Mapping[str, bytes]
+    """Files of the model folder by name; README.md is its card."""
+
+
+class TaskKind(ABC):
+    """A kind of task. What most have in common is done here; the rest is abstract."""
+
+    name: ClassVar[str]
+    model_kinds: ClassVar[tuple[str, ...]]
+    """The kinds of model that can do it; the first is the usual one."""
+    measures: ClassVar[tuple[str, ...]] = ("loss",)
+    """What the best model may be chosen by, `training.best_by`."""
+    label_smoothing: ClassVar[float] = 0.1
+    own_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings of `task.*` that are this kind's."""
+    writes_translations: ClassVar[bool] = False
+    """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
+    joint_vocabulary: ClassVar[bool] = True
+    """Whether both sides may have one vocabulary; `tokenizer.joint` then says whether they do."""
+    fresh_parameters: ClassVar[tuple[str, ...]] = ()
+    """What the names of parameters begin with that the model of `--from` may lack. It may then have others besides."""
+
+    # --- before the corpus is there ---
+
+    def check(self, settings: Settings) -> None:
+        """Refuses settings that mean nothing here.
+
+        Raises:
+            TransduceError: one of another kind, or of a model that cannot do this.
+        """
+        usual = TaskSettings()
+        for name in TaskSettings.__struct_fields__:
+            value = getattr(settings.task, name)
+            if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
+                raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.model.kind is not None:
+            self.check_model(settings.model.kind)
+
+    def check_model(self, kind: str, where: str = "`model.kind`") -> None:
+        """Refuses a kind of model that cannot do this.
+
+        Raises:
+            TransduceError: it is one.
+        """
+        if kind not in self.model_kinds:
+            raise TransduceError(
+                f"{where} is {kind}, but `task.kind` = {self.name} takes {' or '.join(self.model_kinds)}: change one "
+                "of them."
+            )
+
+    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:  # noqa: ARG002
+        """Where the text is once it stands line by line. What is not, a kind writes into the run's folder, once.
+
+        Raises:
+            TransduceError: a file is missing, or not what the task reads.
+        """
+        return settings.data
+
+    @abstractmethod
+    def text(self, data: DataSettings) -> TaskText:
+        """What is read, and what of it is left out or held out.
+
+        Raises:
+            TransduceError: a file is missing that the task needs, or there that it does not.
+        """
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Pieces that no text holds, for the task's own use."""
+        return ()
+
+    # --- choices ---
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """What a preset says of the model, by the names of `model.*`."""
+        return msgspec.structs.asdict(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:  # noqa: ARG002
+        """Settings of the model that are not the usual ones, where nothing is said."""
+        return {}
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """The size of the model, by the corpus: its pairs, and the target tokens of an epoch."""
+        return choose_preset(pairs)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+        """How long to train."""
+        return choose_steps(pairs, epoch_tokens, batch_tokens)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """The target tokens of a step."""
+        return choose_batch_tokens(epoch_tokens, device)
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
+        """The shape of the learning rate."""
+        return choose_schedule(norm_order)
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,  # noqa: ARG002
+        d_model: int,
+        schedule: ScheduleName,
+        warmup_steps: int,
+    ) -> Choice[float]:
+        """The highest learning rate."""
+        return choose_learning_rate(d_model, schedule, warmup_steps)
+
+    def choose_best_by(self, translated: int) -> Choice[BestBy]:
+        """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""
+        return choose_best_by(translated)
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus) -> ModelConfig:  # noqa: ARG002
+        """The model, once the corpus has told what it must be able to tell apart."""
+        return config
+
+    # --- training ---
+
+    @abstractmethod
+    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """The loss of a batch under a model."""
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
+        """The training batches of one of several processes."""
+        return BatchPlan(
+            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
+        )
+
+    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """The batches that need most memory, to be tried before the first step."""
+        return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
+
+    @abstractmethod
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> Validation:
+        """The dev set."""
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """How much is trained on, in words."""
+        return f"{corpus.pairs:,} pairs"
+
+    # --- the model folder ---
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Text files that the folder needs to be used, by name, beside those that all folders have."""
+        return {}
+
+    @abstractmethod
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """README.md of the folder while training goes on."""
+
+    @abstractmethod
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """The last words, and files to keep, once the best model is in its folder.
+
+        Args:
+            corpus: of the run.
+            resolved: its settings.
+            place: where it computed.
+            step: of the weights that were kept.
+        """
+
+
+def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
+    """What the model computes in."""
+    return _DTYPES[resolved.training.precision]
+
+
+def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+    """Training and dev text of a task that learns from text alone: both sides of a pair are the same line.
+
+    Raises:
+        TransduceError: there is a target, or no source.
+    """
+    if not data.source:
+        raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
+    for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
+        if files:
+            raise TransduceError(
+                f"A {name} learns from text alone, but `data.{setting}` names {files[0]}: leave it out, or name all "
+                f"files in `data.{setting.replace('target', 'source')}`."
+            )
+    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+
+
+def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
+    return CorpusFiles(source=files, target=files, format="lines")
+
+
+def pairs_of_files(data: DataSettings) -> TaskText:
+    """Training and dev text of a task that learns from pairs; some are held out where there is no dev set.
+
+    Raises:
+        TransduceError: nothing is said of it.
+    """
+    if not data.source:
+        raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
+
+    def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
+        return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
+
+    return TaskText(
+        files=files(data.source, data.target),
+        dev=files(data.dev_source, data.dev_target) if data.dev_source else None,
+        filters=data.filters,
+        hold_out=None if data.dev_source else HoldOutSettings(),
+    )

@@ -1,0 +1,26 @@
+"""The kinds of task by name: the one list of them."""
+
+from transduce.tasks.classification import Classification
+from transduce.tasks.denoising import Denoising
+from transduce.tasks.kind import TaskKind
+from transduce.tasks.language_model import LanguageModel
+from transduce.tasks.masked_language_model import MaskedLanguageModel
+from transduce.tasks.parsing import Parsing
+from transduce.tasks.translation import Translation
+
+KINDS: dict[str, TaskKind] = {
+    kind.name: kind
+    for kind in (
+        Translation(),
+        LanguageModel(),
+        Denoising(),
+        MaskedLanguageModel(),
+        Classification(),
+        Parsing(),
+    )
+}
+
+
+def kind_of(name: str) -> TaskKind:
+    """The kind that `task.kind` names."""
+    return KINDS[name]

@@ -1,0 +1,228 @@
+"""A language model: text as one stream of pieces, and the next piece as what is to be told (Radford et al. 2019).
+
+The usual model is GPT-2's: a decoder alone with learnt positions, the tanh form of GELU, pre-norm.
+Legend: B windows, T pieces of a window.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch
+from transduce.errors import TransduceError
+from transduce.model.build import Model, build_decoder
+from transduce.model.decoder import Decoder
+from transduce.runtime.generator import load_generator, spell
+from transduce.tasks.card import front_matter
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, TaskSettings
+from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
+from transduce.text.filters import FilterSettings
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss, projected_cross_entropy
+
+USUAL_CONTEXT = 256
+# Where there is no dev set, the end of the text is one: this share of its pieces, up to a number.
+_DEV_SHARE = 0.1
+_MOST_DEV_PIECES = 1_000_000
+BITS_PER_CHARACTER = "bits_per_character"
+
+
+class LanguageModelTask:
+    """The loss of a batch of windows under a model."""
+
+    def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """Cross-entropy of every next piece, summed; (B, T) inputs and as many labels."""
+        device = self.model.source_weight.device
+        inputs = torch.from_numpy(batch.source).to(device, non_blocking=True)
+        labels = torch.from_numpy(batch.target).to(device, non_blocking=True)
+        factors = self.model.logit_factors(self.model.hidden(inputs))
+        return projected_cross_entropy(
+            *factors, labels, pad_id=self.model.config.pad_id, label_smoothing=self.label_smoothing
+        )
+
+
+class LanguageModelDevSet:
+    """Text that training does not see: the loss of its pieces, and what that is for each character."""
+
+    def __init__(
+        self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
+    ) -> None:
+        self.model = model.to(device=device, dtype=dtype).eval()
+        self.task = LanguageModelTask(self.model, label_smoothing=0.0)
+        self.batches = batches
+        self.characters = sum(len(spell(row.tolist(), vocabulary)) for batch in batches for row in batch.target)
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """The text under these weights."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        losses = [self.task.loss(batch) for batch in self.batches]
+        nats = sum(float(loss.negative_log_likelihood) for loss in losses)
+        loss = nats / max(1, sum(loss.tokens for loss in losses))
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores={BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)},
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+
+class LanguageModel(TaskKind):
+    """Text alone, to be continued."""
+
+    name = "language-model"
+    model_kinds = ("decoder",)
+    label_smoothing = 0.0
+    own_settings = ("context",)
+
+    def text(self, data: DataSettings) -> TaskText:
+        """All lines, empty ones too: none is left out but those that are no text."""
+        files, dev = text_alone(data, "language model")
+        everything = FilterSettings(
+            max_pieces=2**31 - 1,
+            drop_empty=False,
+            drop_identical=False,
+            drop_duplicates=data.filters.drop_duplicates,
+        )
+        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """The preset's, with GPT-2's inner width, and little dropout: text comes by only a few times."""
+        return {
+            "num_decoder_layers": preset.num_decoder_layers,
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+            "norm_order": preset.norm_order,
+        }
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """What makes a decoder GPT-2's."""
+        return {
+            "kind": "decoder",
+            "positions": "learned",
+            "max_positions": self.context(task),
+            "activation": "gelu-tanh",
+            "scale_embeddings": False,
+        }
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """By the number of pieces."""
+        return choose_language_model_preset(tokens)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """By the number of pieces."""
+        return choose_language_model_steps(epoch_tokens, batch_tokens)
+
+    def context(self, task: TaskSettings) -> int:
+        """Pieces of a window."""
+        return USUAL_CONTEXT if task.context is None else task.context
+
+    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Of every next piece.
+
+        Raises:
+            TransduceError: the model has too few positions.
+        """
+        assert isinstance(model, Decoder)
+        context, config = self.context(resolved.task), resolved.model
+        if config.positions == "learned" and context > config.max_positions:
+            raise TransduceError(
+                f"`task.context` is {context}, but the model has {config.max_positions} positions "
+                "(`model.max_positions`): make the context smaller."
+            )
+        return LanguageModelTask(model, label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:
+        """Windows of the training text."""
+        context = self.context(resolved.task)
+        training, _ = split_stream(corpus)
+        return WindowPlan(
+            training,
+            context=context,
+            rows=max(1, resolved.micro_batch_tokens // context),
+            seed=resolved.training.seed,
+            pad_id=corpus.tokenizer.target.pad_id,
+            share=share,
+        )
+
+    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """All batches are alike."""
+        return [self.plan(corpus, resolved).largest()]
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> LanguageModelDevSet:
+        """Windows of the dev text, one after another."""
+        context = self.context(resolved.task)
+        _, dev = split_stream(corpus)
+        batches = successive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
+        return LanguageModelDevSet(
+            build_decoder(resolved.model),
+            batches,
+            corpus.tokenizer.target,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """In pieces."""
+        return f"{len(split_stream(corpus)[0]):,} pieces"
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Data and shape."""
+        return _card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """Perplexity and bits of the dev text under the model that was kept."""
+        generator = load_generator(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        event = self.validation(corpus, resolved, place).validate(generator.model.state_dict(), step or 0)
+        said = (
+            f"Dev text: {event.loss:.3f} nats a piece (perplexity {event.perplexity:.2f}), "
+            f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
+        )
+        return Outcome(
+            measured=f"{said}.",
+            hint=f'Try: transduce generate {place.folder} "the beginning"',
+            files={
+                "README.md": _card(corpus, resolved, step, said).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+
+def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
+    """Training and dev text: two files, or the beginning and the end of one."""
+    stream = read_stream(corpus.prepared)
+    if corpus.dev is not None:
+        return stream, read_stream(corpus.dev)
+    kept = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
+    return stream[:kept], stream[kept:]
+
+
+def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
+    model = resolved.model
+    shape = f"A decoder of {model.num_decoder_layers} layers × {model.d_model}"
+    trained = f"trained by transduce on {corpus.target_tokens:,} pieces of text"
+    weights = f", weights of step {step:,}" if step else ""
+    scores = f"{score}.\n\n" if score else ""
+    return (
+        f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
+        f'    transduce generate THIS_FOLDER "the beginning"\n\n{scores}All settings stand in `settings.toml`.\n'
+    )

@@ -1,0 +1,311 @@
+"""A masked language model: running text, hidden pieces to be found, and whether one stretch follows another.
+
+BERT's pretraining (Devlin et al. 2019). Its weights are what classification begins with.
+Legend: B rows, L pieces of a row, N hidden pieces, D model width.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.data.batches import Batch
+from transduce.data.masking import MaskingSettings
+from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.durable import write_file
+from transduce.model.build import Model
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.runtime.filler import load_filler
+from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.tasks.card import front_matter
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.encoders import (
+    BERT,
+    USUAL_CONTEXT,
+    build_encoder,
+    encoder_of,
+    encoder_sizes,
+    linear_schedule,
+    read_store,
+)
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.text.filters import FilterSettings
+from transduce.text.marks import MARKS, marks_of, ordinary_pieces
+from transduce.text.sentences import read_documents
+from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.schedule import ScheduleName
+
+# The text with a sentence a line, and an empty line after each document.
+_SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
+# Where there is no dev set, the end of the text is one: this share of its sentences, up to a number.
+_DEV_SHARE = 0.02
+_MOST_DEV_SENTENCES = 2_000
+_LEAST_DEV_SENTENCES = 4
+MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
+
+
+class MaskedLanguageTask:
+    """The loss of a batch of rows under a model."""
+
+    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """The mean over hidden pieces and the mean over rows added, both times the number of hidden pieces.
+
+        The likelihood that is reported is that of the hidden pieces alone.
+        """
+        assert isinstance(batch, SentencePairBatch)
+        states, labels = self.encode(batch)
+        present = labels != self.model.config.pad_id
+        hidden = self.model.hidden(states[present][None])  # (1, N, D)
+        pieces = projected_cross_entropy(
+            *self.model.logit_factors(hidden),
+            labels[present][None],
+            pad_id=self.model.config.pad_id,
+            label_smoothing=self.label_smoothing,
+        )
+        if self.model.classifier is None:
+            return pieces
+        follows = torch.from_numpy(batch.follows).to(states.device)
+        logits = self.model.classify(states).float()  # (B, 2)
+        # A process without rows of its own has one that counts nothing, but takes part in the gradient.
+        rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
+        return pieces._replace(total=pieces.total + rows * (pieces.tokens / max(1, len(follows))))
+
+    def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
+        """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
+        device, config = self.model.source_weight.device, self.model.config
+        ids, labels, types = (
+            torch.from_numpy(array).to(device, non_blocking=True)
+            for array in (batch.source, batch.target, batch.token_types)
+        )
+        states, _ = self.model.encode(ids, token_types=types if config.token_types else None)
+        return states, labels
+
+
+class MaskedDevSet:
+    """Text that training does not see: how well hidden pieces are found, and following stretches told."""
+
+    def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
+        self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
+        self.task = MaskedLanguageTask(self.model)
+        self.batches = batches
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """The text under these weights."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
+        nats, hidden, found, rows, told = sums.tolist()
+        loss = nats / max(1, hidden)
+        scores = {MASKED_ACCURACY: 100.0 * found / max(1, hidden)}
+        if rows:
+            scores[NEXT_ACCURACY] = 100.0 * told / rows
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores=scores,
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+    def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
+        """Nats and number of hidden pieces, those found; rows with two stretches, and those told rightly."""
+        assert isinstance(batch, SentencePairBatch)
+        states, labels = self.task.encode(batch)
+        present = labels != self.model.config.pad_id
+        wanted = labels[present]
+        logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
+        nats = float(F.cross_entropy(logits, wanted, reduction="sum"))
+        found = int((logits.argmax(-1) == wanted).sum())
+        if self.model.classifier is None:
+            return nats, len(wanted), found, 0, 0
+        told = self.model.classify(states).argmax(-1).cpu().numpy() == batch.follows
+        return nats, len(wanted), found, len(told), int(told.sum())
+
+
+class MaskedLanguageModel(TaskKind):
+    """Running text, of which pieces are hidden."""
+
+    name = "masked-language-model"
+    model_kinds = ("encoder",)
+    label_smoothing = 0.0
+    own_settings = ("context", "masking", "next_sentence")
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """[CLS], [SEP] and [MASK]."""
+        return MARKS
+
+    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:
+        """Hard-wrapped lines are joined and sentences split, into a file with a sentence a line."""
+        text_alone(settings.data, "masked language model")
+        data = settings.data
+        dev = write_sentences(data.dev_source, folder / _DEV_SENTENCES) if data.dev_source else None
+        return msgspec.structs.replace(
+            data,
+            source=(write_sentences(data.source, folder / _SENTENCES),),
+            dev_source=() if dev is None else (dev,),
+            format="lines",
+        )
+
+    def text(self, data: DataSettings) -> TaskText:
+        """All sentences, and the empty lines between documents."""
+        files, dev = text_alone(data, "masked language model")
+        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """The preset's, as BERT has them."""
+        return encoder_sizes(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """BERT's, with a classifier for whether a stretch follows."""
+        own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
+        return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """By the number of pieces."""
+        return choose_language_model_preset(tokens)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """By the number of pieces; a sixth of them is learnt from at a time, so as often again as a language model."""
+        chosen = choose_language_model_steps(epoch_tokens, batch_tokens)
+        return Choice(2 * chosen.value, f"twice {chosen.reason}")
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Linear."""
+        return linear_schedule()
+
+    def choose_learning_rate(
+        self, settings: Settings, d_model: int, schedule: ScheduleName, warmup_steps: int  # noqa: ARG002
+    ) -> Choice[float]:
+        """Half of what pre-norm models take."""
+        return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
+
+    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Of the hidden pieces, and of whether stretches follow."""
+        return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
+        """Rows of the training text; `training.batch_tokens` counts the pieces that are read."""
+        training, _ = split_text(corpus)
+        rows = max(1, resolved.micro_batch_tokens // resolved.model.max_positions)
+        return _plan(corpus, training, resolved, rows=rows, seed=resolved.training.seed, share=share)
+
+    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """All batches are about as large."""
+        return [self.plan(corpus, resolved).largest()]
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> MaskedDevSet:
+        """The dev text once, always with the same pieces hidden."""
+        _, dev = split_text(corpus)
+        plan = _plan(corpus, dev, resolved, rows=max(1, DEV_BATCH_TOKENS // resolved.model.max_positions), seed=0)
+        batches = [plan.batch(0, position) for position in range(len(plan))]
+        return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """In sentences and pieces."""
+        training, _ = split_text(corpus)
+        return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} pieces"
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """What the model is for."""
+        return {TASK_CARD: TaskCard(kind="masked-language-model", length=resolved.model.max_positions).text()}
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Data and shape."""
+        return self._card(corpus, resolved, step, "")
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """How well the model that was kept finds what is hidden in the dev text."""
+        filler = load_filler(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        event = self.validation(corpus, resolved, place).validate(filler.model.state_dict(), step or 0)
+        said = f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of hidden pieces found"
+        if NEXT_ACCURACY in event.scores:
+            said += f", {event.scores[NEXT_ACCURACY]:.1f} % of following stretches told"
+        return Outcome(
+            measured=f"{said}.",
+            hint=f'Try: transduce fill {place.folder} "a text with a [MASK] in it"',
+            files={
+                "README.md": self._card(corpus, resolved, step, f"{said}.\n\n").encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+    def _card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str) -> str:
+        model = resolved.model
+        return (
+            f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
+            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n{score}'
+            "All settings stand in `settings.toml`.\n"
+        )
+
+
+def write_sentences(files: Sequence[str], path: Path) -> str:
+    """Writes the sentences of texts, once, with an empty line after each document; returns where.
+
+    Raises:
+        TransduceError: a text cannot be read.
+    """
+    if not path.exists():
+        documents = (document for file in files for document in read_documents(file))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, "".join("\n".join([*document, "", ""]) for document in documents).encode())
+    return str(path)
+
+
+def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
+    """Training and dev text: two files, or the beginning and the end of one."""
+    text = read_store(corpus.prepared, "target")
+    if corpus.dev is not None:
+        return text, read_store(corpus.dev, "target")
+    sentences = len(text.offsets) - 1
+    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_DEV_SENTENCES, int(sentences * _DEV_SHARE)))
+    return text.part(0, sentences - dev), text.part(sentences - dev, sentences)
+
+
+def _context(task: TaskSettings) -> int:
+    return USUAL_CONTEXT if task.context is None else task.context
+
+
+def _has_next_sentence(task: TaskSettings) -> bool:
+    return task.next_sentence is not False
+
+
+def _plan(
+    corpus: TaskCorpus,
+    text: SentenceStore,
+    resolved: ResolvedSettings,
+    *,
+    rows: int,
+    seed: int,
+    share: Share = (0, 1),
+) -> SentencePairPlan:
+    vocabulary, model = corpus.tokenizer.target, resolved.model
+    settings = PairSettings(
+        length=min(_context(resolved.task), model.max_positions),
+        rows=rows,
+        seed=seed,
+        next_sentence=model.num_labels > 0,
+        masking=resolved.task.masking or MaskingSettings(),
+        pad_id=vocabulary.pad_id,
+    )
+    return SentencePairPlan(text, marks_of(vocabulary), settings, np.array(ordinary_pieces(vocabulary)), share)

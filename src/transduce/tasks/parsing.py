@@ -1,0 +1,189 @@
+"""Constituency parsing as sequence to sequence (section 6.3): sentences in, linearised trees out.
+
+The treebank's trees are both sides: their words are the source, their brackets with a tag for each word the target.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.evaluation.brackets import BracketReport, score_trees
+from transduce.model.transformer import Transformer
+from transduce.runtime.parser import Parser, load_parser
+from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.search.settings import SearchSettings
+from transduce.tasks.card import front_matter
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kind import Outcome, Place, model_dtype, pairs_of_files
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.tasks.translation import DevSet, Translation, dev_batches
+from transduce.text.files import read_lines
+from transduce.text.linearized_trees import build_tree, linearize, split_symbols, symbols_of
+from transduce.text.trees import Tree, clean, read_trees
+from transduce.training.choices import Choice
+from transduce.training.events import ValidationEvent
+
+# The treebank's sentences and linearised trees, line by line.
+_WORDS, _TREES = "{}words.txt", "{}trees.txt"
+F1 = "f1"
+
+
+class ParsingDevSet:
+    """Sentences to validate on: the loss on all of them, bracket F1 of greedy parses of the first ones."""
+
+    def __init__(self, inner: DevSet, references: Sequence[Tree]) -> None:
+        self.inner = inner
+        assert isinstance(inner.model, Transformer)
+        self.parser = Parser(inner.model, inner.translator.tokenizer, search=SearchSettings(beam_size=1))
+        self.references = references
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """The dev set under these weights."""
+        event = self.inner.validate(weights, step)
+        if not self.references:
+            return event
+        started_at = time.monotonic()
+        parses = self.parser.parse([reference.words() for reference in self.references])
+        report = score_trees([parse.tree for parse in parses], self.references)
+        shown = step // 7 % len(parses)
+        sample = (" ".join(parses[shown].words), str(self.references[shown]), str(parses[shown]))
+        return msgspec.structs.replace(
+            event,
+            scores={F1: report.all.f1},
+            samples=[sample],
+            validation_seconds=event.validation_seconds + time.monotonic() - started_at,
+        )
+
+
+class Parsing(Translation):
+    """A treebank."""
+
+    name = "parsing"
+    model_kinds = ("transformer",)
+    measures = ("loss", F1)
+    own_settings = ("tags",)
+    joint_vocabulary = False
+
+    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:
+        """The trees as sentences and symbols, in files line by line."""
+        data = settings.data
+        if not data.source:
+            raise TransduceError("Parsing learns from trees: give a treebank with --source, or `data.source`.")
+        for name, files in (("target", data.target), ("dev_target", data.dev_target)):
+            if files:
+                raise TransduceError(
+                    f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
+                    f"treebanks in `data.{name.replace('target', 'source')}`."
+                )
+        tags = settings.task.tags is not False
+        source, target = write_pairs(data.source, folder, "", tags=tags)
+        dev = write_pairs(data.dev_source, folder, "dev-", tags=tags) if data.dev_source else None
+        return msgspec.structs.replace(
+            data,
+            source=(source,),
+            target=(target,),
+            dev_source=() if dev is None else (dev[0],),
+            dev_target=() if dev is None else (dev[1],),
+            format="lines",
+        )
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Sentences and linearised trees; the symbols are marks of the vocabulary."""
+        filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
+        symbols = symbols_of(line for path in (*data.target, *data.dev_target) for line in read_lines(path))
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
+
+    def choose_best_by(self, translated: int) -> Choice[str]:
+        """F1, where sentences are parsed."""
+        if translated:
+            return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
+        return Choice("loss", "no dev sentence is parsed")
+
+    def validation(  # type: ignore[override]
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place
+    ) -> ParsingDevSet:
+        """The loss of all dev trees, and greedy parses of some."""
+        assert corpus.dev is not None
+        inner = DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=[],
+            references=[],
+            batches=dev_batches(corpus.dev),
+            translate=0,
+            target_language=None,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+        return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """In trees."""
+        return f"{corpus.pairs:,} trees"
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """What the model is for."""
+        return {TASK_CARD: TaskCard(kind="parsing").text()}
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Data and shape."""
+        return self._card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """The brackets of the dev set, by the model that was kept."""
+        parser = load_parser(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        references = dev_trees(corpus)
+        parses = parser.parse([reference.words() for reference in references])
+        report = score_trees([parse.tree for parse in parses], references)
+        return Outcome(
+            measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
+            hint=f'Try: echo "The cat sleeps ." | transduce parse {place.folder}',
+            files={
+                "README.md": self._card(corpus, resolved, step, report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+            },
+        )
+
+    def _card(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, report: BracketReport | None
+    ) -> str:
+        model = resolved.model
+        scores = f"## Labelled brackets on the dev set\n\n```\n{report}\n```\n\n" if report else ""
+        return (
+            f"{front_matter(corpus.languages, 'token-classification')}\n# A constituency parser\n\n"
+            f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
+            f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
+            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{scores}All settings stand in `settings.toml`.\n"
+        )
+
+
+def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bool) -> tuple[str, str]:
+    """Writes the sentences and the linearised trees of treebanks, once; returns where.
+
+    Raises:
+        TransduceError: a treebank has something else in it, or no tree with words.
+    """
+    words, trees = folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
+    if not trees.exists():
+        found = [clean(tree) for path in treebanks for tree in read_trees(path)]
+        kept = [tree for tree in found if tree is not None]
+        if not kept:
+            raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(treebanks)}: check it.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(words, "".join(" ".join(tree.words()) + "\n" for tree in kept).encode())
+        write_file(trees, "".join(linearize(tree, tags=tags) + "\n" for tree in kept).encode())
+    return str(words), str(trees)
+
+
+def dev_trees(corpus: TaskCorpus) -> list[Tree]:
+    """The trees of the dev set."""
+    pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
+    return [build_tree(split_symbols(target), source.split()) for source, target in pairs]

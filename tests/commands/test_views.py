@@ -1,0 +1,165 @@
+"""`transduce inspect`, `transduce align` and `transduce plot`, as they are typed."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.align import format_links, parse_links
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+ONE_THREAD = ("--threads", "1", "--precision", "fp32")
+
+
+def test_inspect_prints_and_writes(trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    page, data = tmp_path / "page.html", tmp_path / "data.json"
+    code = main(["inspect", str(trained), "我吃鱼。", "--html", str(page), "--json", str(data), *ONE_THREAD])
+    output = capfdbinary.readouterr()
+    assert code == 0
+    assert output.out.decode().startswith("我吃鱼。  →  ")
+    assert str(page) in output.err.decode()
+    payload = json.loads(data.read_bytes())
+    assert payload["source"] == "我吃鱼。"
+    assert payload["translation"] in page.read_text("utf-8")
+
+
+def test_inspect_can_print_json_alone(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["inspect", str(trained), "我吃鱼。", "--json", "-", "--beam-size", "1", *ONE_THREAD]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 1
+
+
+def test_inspect_refuses_what_it_cannot_do(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["inspect", str(trained), " ", *ONE_THREAD]) == 2
+    assert b"it is empty" in capfdbinary.readouterr().err
+    assert main(["inspect", str(trained), "x", "--html", str(tmp_path / "no" / "page.html")]) == 2
+    assert b"there is no folder" in capfdbinary.readouterr().err
+
+
+@pytest.fixture
+def texts(write_lines: WriteLines) -> dict[str, Path]:
+    """Twelve pairs with their words and alignments."""
+    subjects, things = {"我": "I", "你": "you", "他": "he"}, {"鱼": "fish", "茶": "tea", "书": "books", "水": "water"}
+    pairs = [(a, b, x, y) for a, x in subjects.items() for b, y in things.items()]
+    return {
+        "source": write_lines("a.zh", [f"{a}买{b}。" for a, b, _, _ in pairs]),
+        "target": write_lines("a.en", [f"{x} buy {y}." for _, _, x, y in pairs]),
+        "source_words": write_lines("words.zh", [f"{a} 买 {b} 。" for a, b, _, _ in pairs]),
+        "target_words": write_lines("words.en", [f"{x} buy {y} ." for _, _, x, y in pairs]),
+        "known": write_lines("known", ["0-0 1-1 2-2 3-3"] * len(pairs)),
+    }
+
+
+def test_align_learns_and_aligns(
+    trained: Path, texts: dict[str, Path], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    heads = str(tmp_path / "heads.json")
+    command = ["align", str(trained), *ONE_THREAD]
+    for name in ("source", "target", "source_words", "target_words", "known"):
+        command += [f"--{name.replace('_', '-')}", str(texts[name])]
+    assert main([*command, "--learn", heads]) == 0
+    assert b"chosen by 12 alignments" in capfdbinary.readouterr().err
+    assert main([*command, "--heads", heads]) == 0
+    output = capfdbinary.readouterr()
+    assert output.out.decode() == "0-0 1-1 2-2 3-3\n" * 12
+    assert output.err == b"alignment error rate 0.0 %\n"
+
+
+def test_align_without_anything_known(
+    trained: Path, texts: dict[str, Path], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"]), *ONE_THREAD]
+    assert main(command) == 0
+    lines = capfdbinary.readouterr().out.decode().split("\n")
+    assert len(lines) == 13
+    assert all(source < 4 and target < 3 for line in lines for source, target in parse_links("here", line))
+
+
+def test_align_refuses_what_does_not_fit(
+    trained: Path, texts: dict[str, Path], write_lines: WriteLines, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    short = str(write_lines("short", ["0-0"]))
+    command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"])]
+    for extra, message in (
+        (["--learn", "heads.json"], "give them with --known"),
+        (["--known", short], "has 1 lines for 12 pairs"),
+        (["--source-words", short], "have the same number of lines, but"),
+        (["--heads", short], "does not hold chosen heads"),
+        (["--known", str(texts["source"])], "line 1, says `我买鱼。`"),
+    ):
+        assert main([*command, *extra]) == 2
+        assert message in capfdbinary.readouterr().err.decode()
+
+
+def test_links_there_and_back() -> None:
+    links = parse_links("x, line 1,", "2-1 0-0  10-3")
+    assert links == {(0, 0), (2, 1), (10, 3)}
+    assert format_links(links) == "0-0 2-1 10-3"
+    assert parse_links("x", "") == frozenset()
+    with pytest.raises(TransduceError, match="x, line 3, says `1_2`"):
+        parse_links("x, line 3,", "0-0 1_2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["positions", "--length", "20", "--d-model", "16"], "Sinusoidal positions"),
+        (["rotation", "--length", "9"], "Query · key after the rotation"),
+        (["masks", "--length", "5", "--padding", "2"], "Padding mask"),
+        (
+            ["schedule", "--warmup", "100", "200", "--schedule", "linear", "--steps", "500"],
+            "linear, d_model 512, warm-up 200",
+        ),
+        (["activations"], "gelu-tanh"),
+    ],
+)
+def test_plots_of_the_tutorials(arguments: list[str], shown: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["plot", *arguments]) == 0
+    assert shown in capfdbinary.readouterr().out.decode()
+
+
+def test_plots_of_a_model(trained: Path, toy_corpus: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert (
+        main(["plot", "attention", str(trained), "我吃鱼。", "--attention", "encoder", "--layer", "1", *ONE_THREAD])
+        == 0
+    )
+    assert "layer 1, head 1" in capfdbinary.readouterr().out.decode()
+    assert main(["plot", "training", str(trained)]) == 0
+    assert "Dev BLEU" in capfdbinary.readouterr().out.decode()
+    references = str(toy_corpus / "dev.en")
+    same = ["--source", str(toy_corpus / "dev.zh"), "--reference", references]
+    assert main(["plot", "lengths", references, str(trained), *same, *ONE_THREAD]) == 0
+    drawn = capfdbinary.readouterr().out.decode()
+    assert "● dev.en" in drawn
+    assert f"× {trained.name}" in drawn
+
+
+def test_a_plot_in_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "masks.svg"
+    assert main(["plot", "masks", "--out", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["masks", "--warmup", "5"], "`transduce plot masks` has no use for --warmup"),
+        (["attention", "model"], "takes MODEL SENTENCE, but 1 were given"),
+        (["positions", "x"], "takes no arguments, but 1 were given"),
+        (["training"], "takes RUN..., but 0 were given"),
+        (["lengths", "x"], "give --source and --reference"),
+        (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
+        (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),
+        (["masks", "--out", "masks.jpg"], "ends in .png, .svg, .pdf"),
+    ],
+)
+def test_plot_refuses_what_it_cannot_draw(
+    arguments: list[str], message: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["plot", *arguments]) == 2
+    assert message in capfdbinary.readouterr().err.decode()
