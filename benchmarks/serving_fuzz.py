@@ -122,6 +122,8 @@ class Document:
             return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
         if kind == "boolean":
             return st.booleans()
+        if kind == "object":
+            return st.fixed_dictionaries({name: self.values(value) for name, value in schema["properties"].items()})
         if kind == "array":
             return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
         return st.none()
@@ -146,8 +148,11 @@ class Document:
         if not isinstance(value, kinds[schema["type"]]):
             return f"{place} is no {schema['type']}"
         if isinstance(value, list):
-            entries = enumerate(value)
-            return next(filter(None, (self.mismatch(v, schema["items"], f"{place}[{n}]") for n, v in entries)), None)
+            kinds_of = schema.get("prefixItems") or [schema["items"]] * len(value)
+            if len(kinds_of) != len(value):
+                return f"{place} has {len(value)} entries"
+            entries = enumerate(zip(value, kinds_of, strict=True))
+            return next(filter(None, (self.mismatch(v, k, f"{place}[{n}]") for n, (v, k) in entries)), None)
         if isinstance(value, dict):
             return self._object_mismatch(value, schema, place)
         return None

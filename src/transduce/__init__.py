@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from transduce.evaluation.significance import Comparison, compare
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
+    from transduce.runtime.classifier import Classifier
     from transduce.runtime.export import ExportReport, export
+    from transduce.runtime.filler import Filler
     from transduce.runtime.generator import Continuation, Generation, Generator, TextScore
     from transduce.runtime.loading import load
-    from transduce.runtime.classifier import Classifier
-    from transduce.runtime.filler import Filler
     from transduce.runtime.parser import Parser
     from transduce.runtime.pipeline import pipeline
     from transduce.runtime.translation import Alternative, Translation

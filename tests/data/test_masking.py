@@ -10,7 +10,7 @@ MASK, PAD = 5, 0
 ORDINARY = np.arange(10, 1000)
 
 
-def hide(ids: np.ndarray, may_hide: np.ndarray, settings: MaskingSettings | None = None, key: int = 1):  # type: ignore[no-untyped-def,type-arg]
+def hide(ids: np.ndarray, may_hide: np.ndarray, settings: MaskingSettings | None = None, key: int = 1):  # type: ignore[no-untyped-def]
     uniform = draw_uniform((3, *ids.shape), key)
     return mask_pieces(
         ids, may_hide, uniform, settings or MaskingSettings(), mask_id=MASK, pad_id=PAD, ordinary=ORDINARY

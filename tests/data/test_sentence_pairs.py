@@ -35,7 +35,7 @@ def plan(share: tuple[int, int] = (0, 1), *, store: SentenceStore | None = None,
     return SentencePairPlan(store or text(), MARKS, PairSettings(**settings), np.arange(FIRST, 60_000), share)  # type: ignore[arg-type]
 
 
-def unmasked(batch: SentencePairBatch) -> np.ndarray:  # type: ignore[type-arg]
+def unmasked(batch: SentencePairBatch) -> np.ndarray:
     return np.where(batch.target != 0, batch.target, batch.source)
 
 

@@ -22,17 +22,15 @@ heard that Netherfield Park is let at last?”
 def test_a_book_is_one_document_of_whole_sentences(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text(WRAPPED, encoding="utf-8")
-    assert list(read_documents(path)) == [
-        [
-            "CHAPTER I",
-            "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in "
-            "want of a wife.",
-            "However little known the feelings or views of such a man may be on his first entering a neighbourhood, "
-            "this truth is so well fixed--and so on--that he is considered the rightful property.",
-            "“My dear Mr. Bennet,” said his lady to him one day, “have you heard that Netherfield Park is let at "
-            "last?”",
-        ]
-    ]
+    (document,) = read_documents(path)
+    assert "\n".join(document) == (
+        "CHAPTER I\n"
+        "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want "
+        "of a wife.\n"
+        "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this "
+        "truth is so well fixed--and so on--that he is considered the rightful property.\n"
+        "“My dear Mr. Bennet,” said his lady to him one day, “have you heard that Netherfield Park is let at last?”"
+    )
 
 
 def test_lines_that_are_not_wrapped_are_paragraphs_and_empty_lines_end_documents(tmp_path: Path) -> None:
@@ -54,7 +52,10 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         ("Mr. Weston and Dr. Perry met J. Smith. He left.", ["Mr. Weston and Dr. Perry met J. Smith.", "He left."]),
         ("“Stop!” he said. “Why?” She knew.", ["“Stop!” he said.", "“Why?”", "She knew."]),
         ("It was I. He knew.", ["It was I.", "He knew."]),
-        ("We saw 3.5 of them, e.g. these. (Others too.) Done", ["We saw 3.5 of them, e.g. these.", "(Others too.)", "Done"]),
+        (
+            "We saw 3.5 of them, e.g. these. (Others too.) Done",
+            ["We saw 3.5 of them, e.g. these.", "(Others too.)", "Done"],
+        ),
         ("Well... it was. …And then?", ["Well... it was.", "…And then?"]),
         ("他来了。她走了！“真的？”对。", ["他来了。", "她走了！", "“真的？”", "对。"]),
         ("no end", ["no end"]),
@@ -67,7 +68,9 @@ def test_sentences(paragraph: str, sentences: list[str]) -> None:
 
 def test_only_what_was_wrapped_by_width_is_taken_for_it() -> None:
     assert is_hard_wrapped(WRAPPED.split("\n"))
-    assert not is_hard_wrapped(["a short line", "then a much longer one that goes on and on", "short", "mid length here"])
+    assert not is_hard_wrapped(
+        ["a short line", "then a much longer one that goes on and on", "short", "mid length here"]
+    )
     assert not is_hard_wrapped(["x" * 200, "y" * 200, "z" * 200])
     assert not is_hard_wrapped(["one line"])
 

@@ -22,7 +22,11 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def _masks(filling: Filling) -> list[str]:
     return [
-        "  " + "  ".join(f"{candidate.piece.replace('▁', ' ').strip() or candidate.piece} {candidate.probability:.3f}" for candidate in mask)
+        "  "
+        + "  ".join(
+            f"{candidate.piece.replace('▁', ' ').strip() or candidate.piece} {candidate.probability:.3f}"
+            for candidate in mask
+        )
         for mask in filling.masks
     ]
 
@@ -31,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
     add = parser.add_argument
     add("model", help="the folder of a masked language model")
-    add("text", nargs="?", default="-", help="a text with [MASK] in it; - reads such texts from standard input, one a line")
+    add(
+        "text",
+        nargs="?",
+        default="-",
+        help="a text with [MASK] in it; - reads such texts from standard input, one a line",
+    )
     add("--candidates", type=int, default=5, metavar="N", help="pieces shown for each mask, the likeliest first")
     add("--json", metavar="PATH", help="write texts, pieces and probabilities as JSON; - for standard output")
     add_computing(parser)

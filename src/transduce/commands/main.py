@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ VERBS = {
     "plot": "draw positions, masks, schedules, attention, and the course of a run",
     "doctor": "prove that a model is wired as it must be, and find what is wrong with a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
+    "import": "bring in a Hugging Face model: Marian, NLLB, BART, mBART, T5, BERT, GPT-2, Llama and others",
 }
 
 
@@ -118,7 +120,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _module_of(verb: str) -> ModuleType:
-    return import_module(f"transduce.commands.{verb.replace('-', '_')}")
+    name = verb.replace("-", "_")
+    return import_module(f"transduce.commands.{name}_" if keyword.iskeyword(name) else f"transduce.commands.{name}")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_languages(parser: argparse.ArgumentParser) -> None:
+    """Which languages, where the model has tags for them: --source-language, --target-language."""
+    parser.add_argument("--source-language", metavar="TAG", help="of the text, for NLLB, mBART and M2M100: zho_Hans")
+    parser.add_argument(
+        "--target-language", metavar="TAG", help="to translate into, for these and for OPUS models: eng_Latn, fra"
+    )
+
+
 def add_scoring(parser: argparse.ArgumentParser) -> None:
     """How to score: --tokenize, --lowercase."""
     parser.add_argument(
@@ -84,7 +92,14 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
     """The model of a folder, or several models as one, by the options of `add_computing` and `add_search`."""
     first = folders if isinstance(folders, str) else folders[0]
     threads = threads_to_use(options, first)
-    return load(folders, precision=options.precision, device=options.device, threads=threads)
+    return load(
+        folders,
+        precision=options.precision,
+        device=options.device,
+        threads=threads,
+        source_language=options.source_language if "source_language" in options else None,
+        target_language=options.target_language if "target_language" in options else None,
+    )
 
 
 def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:

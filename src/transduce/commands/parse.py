@@ -58,12 +58,16 @@ def run(options: argparse.Namespace) -> int:
         parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
     if options.reference:
         if options.text:
-            raise TransduceError(f"--reference brings its own sentences, but {options.text} is named too: leave one out.")
+            raise TransduceError(
+                f"--reference brings its own sentences, but {options.text} is named too: leave one out."
+            )
         write_report(_report(options, parser), options.json)
         return 0
     sentences = (line.split() for line in (read_lines(options.text) if options.text else stdin_lines()))
     if options.output:
-        write_file(Path(options.output), "".join(_shown(parse, options) for parse in _parsed(parser, sentences)).encode())
+        write_file(
+            Path(options.output), "".join(_shown(parse, options) for parse in _parsed(parser, sentences)).encode()
+        )
         return 0
     with standard_output() as output:
         for parse in _parsed(parser, sentences):

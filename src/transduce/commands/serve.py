@@ -6,14 +6,26 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.commands.options import add_computing, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
+from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
+from transduce.inspection.page import render_live_page
+from transduce.inspection.payload import Inspection
+from transduce.inspection.sentence import inspect_sentence
+from transduce.runtime.translator import Translator
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
 from transduce.serving.models import ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.language_profiles import LanguageProfiles, merge_profiles
+
+if TYPE_CHECKING:
+    from transduce.serving.studies import Views
 
 _LIMITS = {
     "requests_per_minute": (int, "N", "of one client; 0: no limit; none on this machine's own address, else 300"),
@@ -77,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"Serving {pairs} on {address} (Ctrl-C ends it).\n")
             sys.stderr.flush()
 
-        serve(Application(service), settings, opened, announce)
+        serve(Application(service, page_views()), settings, opened, announce)
     return 0
 
 
@@ -121,3 +133,31 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
         profiles = LanguageProfiles.load(folder)
         models.append(ServedModel(translator, search=search, languages=languages, profiles=profiles))
     return models
+
+
+def page_views() -> "Views":
+    """The page, and what it shows besides translations: serving itself knows nothing of inspection."""
+    from transduce.serving.studies import Views
+
+    return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)
+
+
+def _page(settings: PageSettings) -> str:
+    return render_live_page(msgspec.json.encode(settings).decode())
+
+
+def _inspect(translator: Translator, asked: InspectRequest, search: SearchSettings, observer: Observer) -> Inspection:
+    return inspect_sentence(translator, asked.q, search=search, observer=observer)
+
+
+def _intervene(
+    translator: Translator, asked: InterveneRequest, search: SearchSettings, observer: Observer
+) -> Comparison:
+    change = Intervention(
+        heads_off=tuple(Head(head.kind, head.layer, head.head) for head in asked.heads_off),
+        step=asked.step,
+        force=asked.force,
+        forbid=tuple(asked.forbid),
+        source=asked.changed,
+    )
+    return intervene(translator, asked.q, change, search=search, observer=observer)

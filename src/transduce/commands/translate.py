@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.commands.options import (
     add_computing,
+    add_languages,
     add_search,
     check_writable,
     load_translator,
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser)
     add_sampling(parser)
     add_bulk(parser)
+    add_languages(parser)
     add_computing(parser)
 
 

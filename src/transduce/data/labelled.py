@@ -3,6 +3,7 @@
 Legend: B texts of a batch, S pieces of a text.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class LabelledPlan:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return -(-len(self._texts) // self._rows)
+        return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabelledBatch:
         """The batch at a position of an epoch."""

@@ -80,7 +80,8 @@ def mask_pieces(
 def _counts(may_hide: Flags, share: float) -> Ids:
     """How many pieces of each row are hidden: the share, rounded; one, where there is any. (B,)."""
     there = may_hide.sum(axis=1)
-    return np.minimum(there, np.maximum(1, np.rint(there * share).astype(np.int64)))
+    counts: Ids = np.minimum(there, np.maximum(1, np.rint(there * share).astype(np.int64)))
+    return counts
 
 
 def _ranks(values: NDArray[np.float64]) -> Ids:
@@ -95,4 +96,5 @@ def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
     Made of a counter-based generator's raw bits (Philox), whose stream numpy keeps the same in all versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
-    return ((bits >> np.uint64(11)) * 2.0**-53).reshape(shape)
+    numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
+    return numbers

@@ -5,6 +5,7 @@ Half of the second stretches follow the first ones in the text, the others stand
 Legend: B rows, L pieces of a row, N sentences of the text.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,7 +106,8 @@ class SentencePairPlan:
         self._filled = np.flatnonzero(self._lengths > 0)
         if len(self._filled) < 4:
             raise TransduceError(
-                f"Pretraining needs running text of four sentences at least, but has {len(self._filled)}: give more text."
+                "Pretraining needs running text of four sentences at least, but has "
+                f"{len(self._filled)}: give more text."
             )
         # The offset decides where stretches are cut, and so how many there are; the fewest of all is what an epoch has.
         self._documents = np.cumsum(self._lengths == 0)
@@ -120,7 +122,7 @@ class SentencePairPlan:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return -(-self.rows // self._settings.rows)
+        return math.ceil(self.rows / self._settings.rows)
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """The batch at a position, from 0 to ``len(self) - 1``, of an epoch."""

@@ -18,9 +18,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """F1 of each right label by itself, then the mean: rare labels count as much as frequent ones."""
 
     def __str__(self) -> str:
-        return (
-            f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
-        )
+        return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
 
 
 def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
@@ -35,8 +33,8 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
     """
     if len(predicted) != len(right) or not right:
         raise TransduceError(
-            f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: give "
-            "one of each."
+            f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
+            "give one of each."
         )
     hits = sum(mine == theirs for mine, theirs in zip(predicted, right, strict=True))
     scores = [_f1(label, predicted, right) for label in sorted(set(right))]

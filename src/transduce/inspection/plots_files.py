@@ -69,7 +69,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
             "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or leave --out "
             "away to draw in the terminal."
         ) from None
-    settings = {
+    settings: dict[Any, object] = {
         "font.family": _font_families(chart),
         "svg.hashsalt": "transduce",
         "axes.unicode_minus": True,

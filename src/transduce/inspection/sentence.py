@@ -44,10 +44,10 @@ def inspect_sentence(
     Raises:
         TransduceError: the sentence is empty, too long or given up, or the model has no attention to show.
     """
+    source_ids = sentence_ids(translator, source)
     model, config = translator.transformer, translator.transformer.config
     search = search or translator.search
     search = plain_search(search, n_best=search.beam_size)
-    source_ids = sentence_ids(translator, source)
     beam = BeamObserver(search.beam_size, config.eos_id, then=observer)
     (finished,) = translator.search_ids([source_ids], search, observer=beam)
     if not finished:

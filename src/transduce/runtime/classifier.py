@@ -50,8 +50,8 @@ class Classifier:
         """
         if len(labels) != model.config.num_labels:
             raise TransduceError(
-                f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the folder "
-                "is not whole."
+                f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the "
+                "folder is not whole."
             )
         self.model = model
         self.tokenizer = tokenizer

@@ -56,15 +56,15 @@ def begin_search(
     attentive = search.coverage_penalty > 0.0 and search.sampling is None and width > 1
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
-    if vocabulary.before:  # a tag of the target language
-        batch = batch._replace(prefixes=[[*vocabulary.before, *prefix] for prefix in batch.prefixes])
+    if vocabulary.forced:
+        batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     longest = [_longest(search, *each) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)]
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     rules = build_rules(search, batch.prefixes, vocabulary)
     if search.generate is not None:
         scorer, rules = (
             LogProbabilities(scorer),
-            rules + generate_rules(search.generate, bounds.longest, vocabulary.before),
+            rules + generate_rules(search.generate, bounds.longest, vocabulary.forced),
         )
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.places, samples=search.n_best)

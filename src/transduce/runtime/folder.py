@@ -24,7 +24,7 @@ from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.runtime.foreign import is_foreign, read_foreign_folder
+from transduce.runtime.foreign import foreign_kind, is_foreign, read_foreign_folder
 from transduce.runtime.untrusted import (
     MOST_VOCABULARY_BYTES,
     check_sizes,
@@ -199,7 +199,7 @@ def model_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: its configuration is missing or cannot be read.
     """
-    return _read_config(_checked_place(folder)).kind
+    return foreign_kind(folder) if is_foreign(_checked_place(folder)) else _read_config(folder).kind
 
 
 def _checked_place(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from transduce.interop.import_generation import import_generation, start_id
 from transduce.interop.import_settings import SETTINGS
 from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.model.config import Kind
 from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
 from transduce.text.foreign import ForeignTokenizer
@@ -25,6 +26,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 _ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5")
+_DECODERS = ("gpt2", "llama")
 # Learned tables shorter than this limit what is written; others are hardly ever reached.
 _SHORT_TABLE = 512
 
@@ -45,6 +47,16 @@ def is_foreign(folder: Path) -> bool:
         return False
     content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
     return "transduce" not in content and content.get("model_type") in SETTINGS and "auto_map" not in content
+
+
+def foreign_kind(folder: Path) -> Kind:
+    """What a Hugging Face folder's model is made of.
+
+    Raises:
+        TransduceError: it is none that can be imported.
+    """
+    model_type = check_foreign(folder)
+    return "transformer" if model_type in _ENCODER_DECODERS else "decoder" if model_type in _DECODERS else "encoder"
 
 
 def read_foreign_folder(folder: Path) -> ForeignFolder:

@@ -141,7 +141,7 @@ class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
     changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
 
 
-class PageSettings(msgspec.Struct, kw_only=True, frozen=True):
+class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
     """What is written into the page that the server shows."""
 
     pairs: list[tuple[str, str]]

@@ -48,7 +48,7 @@ class GuardedConnection(H11Protocol):
         self._is_refused = False
 
     @staticmethod
-    def overload(path: str) -> RequestError | None:  # noqa: ARG004
+    def overload(path: str, /) -> RequestError | None:  # noqa: ARG004
         """What whoever wants something costly is told at this moment, if there is no room."""
         return None
 

@@ -5,6 +5,7 @@ Legend: B texts, C classes.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import torch
@@ -39,11 +40,12 @@ from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy
 
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
-ACCURACY = "accuracy"
+ACCURACY: Final = "accuracy"
 
 
 class ClassificationTask:
@@ -128,12 +130,12 @@ class Classification(TaskKind):
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """BERT's, for a model that was not pretrained."""
-        return BERT | {"max_positions": USUAL_CONTEXT if task.context is None else task.context}
+        return BERT | {"output_bias": False, "max_positions": USUAL_CONTEXT if task.context is None else task.context}
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus) -> ModelConfig:
         """As many classes as there are labels, and no head for hidden pieces."""
         return msgspec.structs.replace(
-            config, num_labels=len(labels_of(corpus)), masked_language_head=False, output_bias=False, pooler=True
+            config, num_labels=len(labels_of(corpus)), masked_language_head=False, pooler=True
         )
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
@@ -149,13 +151,17 @@ class Classification(TaskKind):
         return linear_schedule()
 
     def choose_learning_rate(
-        self, settings: Settings, d_model: int, schedule: ScheduleName, warmup_steps: int  # noqa: ARG002
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
     ) -> Choice[float]:
         """BERT's 5e-5 at its width for a pretrained model; several times as much for one that is not."""
         factor = 0.25 if settings.start_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
-    def choose_best_by(self, translated: int) -> Choice[str]:  # noqa: ARG002
+    def choose_best_by(self, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Accuracy, which goes on rising after the loss has turned."""
         return Choice(ACCURACY, "of the dev texts")
 

@@ -191,7 +191,11 @@ class MaskedLanguageModel(TaskKind):
         return linear_schedule()
 
     def choose_learning_rate(
-        self, settings: Settings, d_model: int, schedule: ScheduleName, warmup_steps: int  # noqa: ARG002
+        self,
+        settings: Settings,  # noqa: ARG002
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
     ) -> Choice[float]:
         """Half of what pre-norm models take."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
@@ -236,7 +240,9 @@ class MaskedLanguageModel(TaskKind):
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
         )
         event = self.validation(corpus, resolved, place).validate(filler.model.state_dict(), step or 0)
-        said = f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of hidden pieces found"
+        said = (
+            f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of hidden pieces found"
+        )
         if NEXT_ACCURACY in event.scores:
             said += f", {event.scores[NEXT_ACCURACY]:.1f} % of following stretches told"
         return Outcome(

@@ -6,6 +6,7 @@ The treebank's trees are both sides: their words are the source, their brackets 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from torch import Tensor
@@ -21,17 +22,18 @@ from transduce.tasks.card import front_matter
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import Outcome, Place, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.translation import DevSet, Translation, dev_batches
 from transduce.text.files import read_lines
 from transduce.text.linearized_trees import build_tree, linearize, split_symbols, symbols_of
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
+from transduce.training.settings import BestBy
 
 # The treebank's sentences and linearised trees, line by line.
 _WORDS, _TREES = "{}words.txt", "{}trees.txt"
-F1 = "f1"
+F1: Final = "f1"
 
 
 class ParsingDevSet:
@@ -99,7 +101,7 @@ class Parsing(Translation):
         symbols = symbols_of(line for path in (*data.target, *data.dev_target) for line in read_lines(path))
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
 
-    def choose_best_by(self, translated: int) -> Choice[str]:
+    def choose_best_by(self, translated: int) -> Choice[BestBy]:
         """F1, where sentences are parsed."""
         if translated:
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")

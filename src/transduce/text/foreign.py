@@ -48,6 +48,8 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Ids that stand for no text: start, end, padding, languages' tags."""
     before: tuple[int, ...] = ()
     """Stands before a sentence's pieces."""
+    forced: tuple[int, ...] = ()
+    """What every translation begins with: the tag of the target language."""
     after: tuple[int, ...] = ()
     """Stands after them; the end symbol is one of these."""
 
@@ -75,6 +77,7 @@ class ForeignVocabulary(Vocabulary):
         self._silent = frozenset({record.pad_id, record.eos_id, record.unk_id, *record.silent})
         self.before = record.before
         self.after = record.after
+        self.forced = record.forced
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
         self._cutter = record.cutting.prepare(record.ids)
@@ -234,6 +237,6 @@ def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> F
         )
     if languages.target_tag == "first":
         own = record.target if record.target is not None else record.source
-        own = msgspec.structs.replace(own, before=(tag,), after=(own.eos_id,))
+        own = msgspec.structs.replace(own, before=(tag,), forced=(tag,), after=(own.eos_id,))
         return msgspec.structs.replace(record, target=own)
     return record

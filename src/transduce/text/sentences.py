@@ -7,7 +7,7 @@ paragraph, and an empty line ends a document.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
@@ -23,9 +23,10 @@ _END = re.compile(r"(?:[.!?…]+[”’\"'»)\]]*(?=\s)|[。！？]+[」』”�
 _WIDE = "。！？"
 # A sentence begins with a capital, a digit, or what opens a quotation.
 _LOWER_CASE = re.compile(r"\s+[\"“‘'«(\[—–-]*[a-zà-öø-ÿ]")
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lieut lt sergt sgt maj gov sir jr sr esq vol vols chap "
-    "ch no nos fig figs eq eqs p pp cf ed eds al vs viz etc e.g i.e inc ltd co corp dept univ approx ca mt ft".split()
+_ABBREVIATION = re.compile(
+    r"mr|mrs|ms|messrs|mme|mlle|dr|st|prof|rev|hon|capt|col|gen|lieut|lt|sergt|sgt|maj|gov|sir|jr|sr|esq|"
+    r"vols?|chap|ch|nos?|figs?|eqs?|pp?|cf|eds?|al|vs|viz|etc|e\.g|i\.e|inc|ltd|co|corp|dept|univ|approx|ca|mt|ft",
+    re.IGNORECASE,
 )
 _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
@@ -66,9 +67,7 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
     """Whether lines end where the next word would not have fitted: the mark of text that was wrapped by width."""
     followed = [
-        (len(line.rstrip()), len(after.split()[0]))
-        for line, after in zip(lines, lines[1:], strict=False)
-        if line.strip() and after.strip()
+        (len(line.rstrip()), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()
     ]
     if len(followed) < 2:
         return False
@@ -122,4 +121,4 @@ def _ends_sentence(text: str, after: str) -> bool:
         return True
     word = last[1]
     is_initial = len(word) == 1 and word.isupper() and word != "I"
-    return not is_initial and word.lower() not in _ABBREVIATIONS
+    return not is_initial and not _ABBREVIATION.fullmatch(word)

@@ -33,6 +33,7 @@ class Vocabulary:
         self._silent = frozenset((self.pad_id, self.eos_id))
         self.before: tuple[int, ...] = ()
         self.after: tuple[int, ...] = (self.eos_id,)
+        self.forced: tuple[int, ...] = ()  # what every translation begins with
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":

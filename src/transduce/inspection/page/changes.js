@@ -1,0 +1,114 @@
+// What if …? The changes that a person makes to one translation, and the two translations beside each other.
+
+const noChange = () => ({headsOff: [], step: null, force: null, forbid: [], changed: null});
+const isChanged = change => change.headsOff.length > 0 || change.step !== null || change.changed !== null;
+const sameHead = one => other => one.kind === other.kind && one.layer === other.layer && one.head === other.head;
+
+// As `POST /intervene` takes it.
+function changeMessage({headsOff, step, force, forbid, changed}) {
+  return {heads_off: headsOff, step, force, forbid, changed};
+}
+
+// These heads off if one of them was on, else all on.
+function switchHeads(change, heads) {
+  const others = change.headsOff.filter(off => !heads.some(sameHead(off)));
+  const areOff = heads.every(head => change.headsOff.some(sameHead(head)));
+  return {...change, headsOff: areOff ? others : [...others, ...heads]};
+}
+
+function forcePiece(change, step, force) {
+  return {...change, step, force, forbid: []};
+}
+
+// Several pieces can be forbidden at one place; at another place it begins anew.
+function forbidPiece(change, step, piece) {
+  const before = change.step === step ? change.forbid : [];
+  return {...change, step, force: null, forbid: before.includes(piece) ? before : [...before, piece]};
+}
+
+// The changes one by one, in words, each with what is left without it.
+function changesInWords(change, words) {
+  const heads = change.headsOff.map(off => ({
+    text: words.off(words.offNames[off.kind], off.layer + 1, off.head + 1), without: switchHeads(change, [off]),
+  }));
+  const noPiece = {...change, step: null, force: null, forbid: []};
+  const forbidden = change.forbid.map(piece => `“${visible(piece)}”`).join(", ");
+  const piece = change.step === null ? [] : [{
+    text: change.force === null ? words.forbidden(forbidden, change.step + 1) : words.forced(visible(change.force), change.step + 1),
+    without: noPiece,
+  }];
+  const source = change.changed === null ? [] : [{text: words.changed(change.changed), without: {...change, changed: null}}];
+  return [...heads, ...piece, ...source];
+}
+
+// Which of `after` is not in `before`: the longest common subsequence is the same.
+function newOnes(before, after) {
+  const lengths = Array.from({length: before.length + 1}, () => new Array(after.length + 1).fill(0));
+  for (let one = before.length - 1; one >= 0; one--) {
+    for (let other = after.length - 1; other >= 0; other--) {
+      lengths[one][other] = before[one] === after[other] ? lengths[one + 1][other + 1] + 1
+        : Math.max(lengths[one + 1][other], lengths[one][other + 1]);
+    }
+  }
+  const isNew = after.map(() => true);
+  for (let one = 0, other = 0; one < before.length && other < after.length;) {
+    if (before[one] === after[other]) {
+      isNew[other] = false;
+      one++;
+      other++;
+    } else if (lengths[one + 1][other] >= lengths[one][other + 1]) one++;
+    else other++;
+  }
+  return isNew;
+}
+
+// One side: the translation, and its pieces with their probabilities; those that the other has not are marked.
+function outcomeView(heading, outcome, other) {
+  const isNew = newOnes(other.pieces, outcome.pieces);
+  const pieces = outcome.pieces.map((piece, place) => {
+    const probability = percent(Math.exp(outcome.piece_log_probabilities[place] ?? -Infinity));
+    return make("span", {class: isNew[place] ? "new" : ""}, visible(piece), make("small", {}, probability));
+  });
+  return make("div", {class: "outcome"}, make("h3", {}, heading),
+    make("p", {class: "translation", dir: "auto"}, outcome.translation), make("p", {class: "outcome-pieces"}, ...pieces));
+}
+
+function comparisonView({before, after}, words) {
+  const isSame = before.translation === after.translation;
+  return make("div", {}, ...(isSame ? [make("p", {class: "same"}, words.same)] : []),
+    make("div", {class: "comparison"}, outcomeView(words.before, before, after), outcomeView(words.after, after, before)));
+}
+
+// The source's words as buttons; a chosen one becomes a field, and what is written there takes its place.
+function replaceView(source, sourceWords, words, onreplace) {
+  let from = 0;
+  const spans = sourceWords.map(word => {
+    const start = source.indexOf(word, from);
+    from = start < 0 ? from : start + word.length;
+    return {word, start, end: start + word.length};
+  }).filter(span => span.start >= 0);
+  const buttons = spans.map(({word, start, end}) => {
+    const button = make("button", {type: "button", class: "word", "aria-label": words.replace(word)}, word);
+    button.addEventListener("click", () => {
+      const field = make("input", {
+        class: "replacement", value: word, "aria-label": words.replace(word), title: words.close, size: Math.max(4, 2 * word.length),
+      });
+      const leave = () => { if (field.isConnected) { field.replaceWith(button); button.focus(); } };
+      field.addEventListener("keydown", event => {
+        if (event.isComposing) return;
+        if (event.key === "Escape") leave();
+        if (event.key !== "Enter") return;
+        const changed = source.slice(0, start) + field.value + source.slice(end);
+        leave();
+        if (field.value.trim() && field.value !== word) onreplace(changed);
+      });
+      field.addEventListener("blur", () => field.isConnected && field.replaceWith(button));
+      button.replaceWith(field);
+      field.select();
+    });
+    return button;
+  });
+  const sentence = make("div", {class: `sentence${sourceWords.some(isWide) ? " tight" : ""}`, dir: "auto"}, ...buttons);
+  oneStop(sentence, buttons);
+  return sentence;
+}

@@ -1,0 +1,85 @@
+"""`transduce generate`, from options to text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+from transduce.tasks.train import train
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generate")
+    text = folder / "text.txt"
+    text.write_text("abc abd abe\nbac bad bae\n" * 60, "utf-8", newline="\n")
+    settings = {
+        "tokenizer.kind": "character",
+        "task.context": 16,
+        "model.num_decoder_layers": 1,
+        "model.d_model": 32,
+        "training.steps": 10,
+        "training.validate_every": 10,
+        "training.precision": "fp32",
+    }
+    train(out=folder / "m", task="language-model", source=text, settings=settings, device="cpu", threads=1)
+    return folder / "m"
+
+
+def generate(model: Path, capsysbinary: pytest.CaptureFixture[bytes], *more: str) -> str:
+    assert main(["generate", str(model), *more, "--threads", "1", "--device", "cpu", "--precision", "fp32"]) == 0
+    return capsysbinary.readouterr().out.decode()
+
+
+def test_the_prompt_stands_before_what_is_drawn(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    one = generate(model, capsysbinary, "ab", "--max-length", "30", "--seed", "4")
+    assert one.startswith("ab")
+    assert len(one) == 2 + 30 + 1
+    assert one == generate(model, capsysbinary, "ab", "--max-length", "30", "--seed", "4")
+    assert one != generate(model, capsysbinary, "ab", "--max-length", "30", "--seed", "5")
+
+
+def test_several_texts_are_divided_by_a_line(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    texts = generate(model, capsysbinary, "ab", "--max-length", "9", "--n-best", "3").split("\n---\n")
+    assert len(texts) == 3
+    assert all(text.startswith("ab") for text in texts)
+
+
+def test_greedy_and_beams(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert generate(model, capsysbinary, "ab", "--greedy") == generate(model, capsysbinary, "ab", "--beam-size", "1")
+    beams = generate(model, capsysbinary, "ab", "--beam-size", "4", "--n-best", "2", "--one-line", "--json", "-")
+    report = json.loads(beams)
+    first, second = report["continuations"]
+    assert first["score"] >= second["score"]
+    assert report["search"]["beam_size"] == 4
+    assert "\n" not in first["text"]
+
+
+def test_a_prompt_from_standard_input(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nab")))
+    assert generate(model, capsysbinary, "-", "--max-length", "3").startswith("abc\nab")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--greedy", "--beam-size", "2"], "--greedy and --beam-size are two ways to search"),
+        (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
+        (["--max-length", "0"], "`max_length` must be at least 1, but is 0"),
+        (["--temperature", "0"], "`temperature` must be greater than 0"),
+    ],
+)
+def test_mistakes(model: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    assert main(["generate", str(model), "ab", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_translation_model_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(trained), "ab"]) == 2
+    assert "is of the kind `transformer`: `transduce translate` uses it" in capsys.readouterr().err

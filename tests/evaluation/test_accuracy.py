@@ -1,0 +1,21 @@
+"""Accuracy and macro F1 of labels, against figures worked out by hand."""
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.evaluation.accuracy import score_labels
+
+
+def test_figures_by_hand() -> None:
+    # a: 2 right of 3, predicted 3 times; b: 1 of 1, predicted once; c: never predicted.
+    report = score_labels(["a", "a", "b", "a", "d"], ["a", "a", "b", "c", "a"])
+    assert (report.texts, report.right) == (5, 3)
+    assert report.accuracy == pytest.approx(60.0)
+    assert report.macro_f1 == pytest.approx(100 * (2 * 2 / 6 + 1.0 + 0.0) / 3)
+    assert "accuracy 60.00 % (3 of 5 texts), macro F1 55.56" in str(report)
+
+
+@pytest.mark.parametrize(("predicted", "right"), [(["a"], []), ([], []), (["a"], ["a", "b"])])
+def test_as_many_on_both_sides(predicted: list[str], right: list[str]) -> None:
+    with pytest.raises(TransduceError, match=r"needs a predicted and a right label, but there are"):
+        score_labels(predicted, right)

@@ -1,0 +1,138 @@
+"""Pretraining on text alone, and a translation that goes on from it; a recurrent model through the same run."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.data.batches import Batch
+from transduce.errors import TransduceError
+from transduce.runtime.folder import read_encoder_decoder_folder
+from transduce.runtime.translator import load
+from transduce.tasks.denoising import Spoiler
+from transduce.tasks.settings import NoiseSettings
+from transduce.tasks.train import train
+
+
+@pytest.fixture(scope="module")
+def small(toy_settings: dict[str, Any]) -> dict[str, Any]:
+    files = {name: value for name, value in toy_settings.items() if not name.startswith("data.")}
+    return files | {"training.steps": 6, "training.validate_every": 6, "training.translate_dev": 4}
+
+
+@pytest.fixture(scope="module")
+def pretrained(toy_corpus: Path, small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "pretrained"
+    settings = small | {"tokenizer.text": [str(toy_corpus / "train.zh")], "training.save_every": 3}
+    train(out=folder, task="denoising", source=toy_corpus / "train.en", settings=settings, device="cpu", threads=1)
+    return folder
+
+
+def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> None:
+    score = json.loads((pretrained / "dev_score.json").read_bytes())
+    assert 0.0 < score["loss"] < 6.0
+    content = read_encoder_decoder_folder(pretrained)
+    assert content.tokenizer.target.piece(content.tokenizer.target.id("<mask>")) == "<mask>"
+    # The vocabulary knows the other language too.
+    assert content.tokenizer.source.unk_id not in content.tokenizer.source.encode("我喜欢苹果。")
+    assert "transduce train --from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(pretrained: Path, tmp_path: Path) -> None:
+    shutil.copytree(pretrained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000006")
+    train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (pretrained / "model.safetensors").read_bytes()
+
+
+def rows(batch: Batch) -> list[list[int]]:
+    return [[piece for piece in row if piece] for row in batch.source.tolist()]
+
+
+def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> None:
+    vocabulary = read_encoder_decoder_folder(pretrained).tokenizer.source
+    ids = np.array([[*range(10, 30), vocabulary.eos_id]] * 4)
+    batch = Batch(ids, ids, np.array([5, 6, 7, 8]), ids.size, ids.size)
+    spoiler = Spoiler(NoiseSettings(), vocabulary, 1)
+    found = rows(spoiler.spoil(batch, 3))
+    assert found == rows(Spoiler(NoiseSettings(), vocabulary, 1).spoil(batch, 3))
+    assert found != rows(spoiler.spoil(batch, 4))
+    assert found != rows(Spoiler(NoiseSettings(), vocabulary, 2).spoil(batch, 3))
+    assert len({tuple(row) for row in found}) == 4
+    part = Batch(ids[1:3], ids[1:3], np.array([6, 7]), 0, 0)
+    assert rows(spoiler.spoil(part, 3)) == found[1:3]
+    assert all(row[-1] == vocabulary.eos_id for row in found)
+    spoilt = spoiler.spoil(batch, 3)
+    assert (spoilt.target == ids).all()
+    assert spoilt.source_tokens == sum(map(len, found))
+
+
+def test_translation_goes_on_from_its_weights(
+    pretrained: Path,
+    toy_settings: dict[str, Any],
+    small: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
+    settings = {n: v for n, v in small.items() if not n.startswith(("model.", "tokenizer."))} | {
+        "training.learning_rate": 1e-12,
+        "training.average_decay": 0.0,
+        "model.dropout": 0.2,
+    }
+    folder = tmp_path / "run"
+    train(out=folder, start_from=pretrained, settings=files | settings, device="cpu", threads=1)
+    assert f"as in {pretrained}" in capsys.readouterr().err
+    ours, theirs = (read_encoder_decoder_folder(each) for each in (folder, pretrained))
+    assert ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
+    assert ours.model.config.dropout == 0.2
+    for name, weight in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], weight, atol=1e-6, rtol=1e-6)
+    # It can be resumed when the other folder has gone, once a step was saved.
+    stored = (folder / "settings.toml").read_text("utf-8")
+    (folder / "settings.toml").write_text(stored.replace(str(pretrained), "/nowhere"), "utf-8")
+    again = train(out=folder, resume=True, steps=8, device="cpu", threads=1)
+    assert again is not None
+    assert again.step == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer.vocabulary_size": 500}, r"`tokenizer\.vocabulary_size` is 500, but the model in .* has"),
+        ({"model.d_model": 64}, r"`model\.d_model` is 64, but the model in .* has 32, and its weights are kept"),
+        ({"start_from": "nowhere"}, "A model folder holds a config.json, but nowhere does not"),
+        ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
+    ],
+)
+def test_what_contradicts_the_folder_is_refused(
+    pretrained: Path, toy_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
+    given = {"start_from": str(pretrained), "training.steps": 2} | files | settings
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=given, device="cpu", threads=1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_target_is_refused_where_text_alone_is_learnt_from(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"A denoising model learns from text alone, but `data\.target` names"):
+        train(out=tmp_path / "m", task="denoising", settings=toy_settings, device="cpu", threads=1)
+
+
+def test_a_recurrent_model_trains_and_translates(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {n: v for n, v in toy_settings.items() if n != "model.num_encoder_layers"}
+    settings |= {"model.kind": "recurrent", "model.recurrent_cell": "gru", "training.steps": 40}
+    settings |= {"training.validate_every": 20, "model.dropout": 0.0}
+    train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
+    events = [json.loads(line) for line in (tmp_path / "m" / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
+    losses = [event["loss"] for event in events if event["event"] == "validation"]
+    assert losses[1] < losses[0] < 5.0
+    translator = load(tmp_path / "m", precision="fp32", device="cpu", threads=1)
+    assert translator.model.config.kind == "recurrent"
+    assert translator("我喜欢苹果。", beam_size=3, n_best=2).alternatives[1].pieces
+    assert "A recurrent model of 2+2 layers × 32 (GRU)" in (tmp_path / "m" / "README.md").read_text("utf-8")

@@ -1,0 +1,310 @@
+"""Pretraining, then classification from it; and parsing: each trained for a moment, end to end, and used."""
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.runtime.classifier import Classifier, load_classifier
+from transduce.runtime.filler import Filler, load_filler
+from transduce.runtime.loading import load
+from transduce.runtime.parser import Parser, load_parser
+from transduce.runtime.task_card import find_task_card
+from transduce.tasks.run import RunRequest, train_run
+from transduce.text.trees import read_tree, read_trees
+
+WHO, WHAT = ["cat", "dog", "bird", "cow"], ["sleeps", "sings", "runs", "eats"]
+SMALL = {
+    "num_encoder_layers": 1,
+    "d_model": 32,
+    "d_ff": 64,
+    "num_heads": 2,
+    "dropout": 0.0,
+}
+TRAINING = {"precision": "fp32", "validate_every": 200, "report_every": 100, "warmup_steps": 20, "average_decay": 0.9}
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def run(out: Path, settings: dict[str, Any], **changed: Any) -> None:
+    train_run(RunRequest(settings=settings, out=out, device="cpu", threads=1, **changed))
+
+
+def books(folder: Path) -> Path:
+    """A text in which a sentence tells the next one: the same animal does the next thing."""
+    chooser = random.Random(1)
+    lines = []
+    for _ in range(300):
+        who, first = chooser.choice(WHO), chooser.randrange(4)
+        lines += [f"The {who} {WHAT[(first + n) % 4]}." for n in range(4)]
+        lines.append("")
+    path = folder / "books.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    settings = {
+        "task": {"kind": "masked-language-model", "context": 24},
+        "data": {"source": [str(books(folder))]},
+        "tokenizer": {"vocabulary_size": 300},
+        "model": SMALL,
+        "training": TRAINING | {"steps": 200, "batch_tokens": 384, "learning_rate": 0.005},
+    }
+    run(folder / "run", settings)
+    return folder / "run"
+
+
+def test_hidden_pieces_are_found_after_pretraining(pretrained: Path) -> None:
+    score = json.loads((pretrained / "dev_score.json").read_text("utf-8"))
+    assert score["perplexity"] < 30
+    filler = load_filler(pretrained, precision="fp32", device="cpu", threads=1)
+    filling = filler("The [MASK] sings. The cat [MASK]", candidates=6)
+    assert [len(mask) for mask in filling.masks] == [6, 6]
+    for mask in filling.masks:
+        assert [candidate.probability for candidate in mask] == sorted(
+            (candidate.probability for candidate in mask), reverse=True
+        )
+    assert filling.text.startswith("The ")
+    assert "[MASK]" not in filling.text
+
+
+def test_the_folder_opens_as_what_it_is(pretrained: Path) -> None:
+    opened = load(pretrained, precision="fp32", device="cpu", threads=1)
+    assert isinstance(opened, Filler)
+    assert transduce.Filler is Filler
+    assert find_task_card(pretrained) is not None
+    with pytest.raises(TransduceError, match=r"Classifying needs a model that was trained with `--task classification`"):
+        load_classifier(pretrained)
+    with pytest.raises(TransduceError, match=r"Parsing needs a model .* is for `masked-language-model`"):
+        load_parser(pretrained)
+
+
+def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["fill", str(pretrained), "The [MASK] sings.", "--candidates", "2", *COMPUTING]) == 0
+    text, candidates = capsys.readouterr().out.strip().split("\n")
+    assert text.startswith("The")
+    assert len(candidates.split("  ")) >= 2
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("The cow [MASK].\n\n".encode())))
+    assert main(["fill", str(pretrained), "--json", "-", *COMPUTING]) == 0
+    (filling,) = json.loads(capsys.readouterr().out)["fillings"]
+    assert len(filling["masks"][0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no mask here"], r'There is nothing to fill in "no mask here": put \[MASK\]'),
+        (["[MASK] " * 40], r"A text to fill may have 22 pieces at most, but this one has 40"),
+        (["[MASK]", "--candidates", "0"], r"At least 1 candidate a mask must be asked for, but it is 0"),
+    ],
+)
+def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: list[str], message: str) -> None:
+    assert main(["fill", str(pretrained), *arguments, *COMPUTING]) == 2
+    captured = capsys.readouterr().err
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(captured)
+
+
+def labelled(folder: Path) -> dict[str, list[str]]:
+    """Texts with an animal, which is the label, and things that it does."""
+    chooser = random.Random(2)
+    files: dict[str, list[str]] = {}
+    for name, count in (("source", 200), ("dev_source", 40)):
+        animals = [chooser.choice(WHO) for _ in range(count)]
+        texts = [f"Who {chooser.choice(WHAT)}? The {who} {chooser.choice(WHAT)}, {n}" for n, who in enumerate(animals)]
+        for side, lines in ((name, texts), (name.replace("source", "target"), [f"a {who}" for who in animals])):
+            path = folder / f"{side}.txt"
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            files[side] = [str(path)]
+    return files
+
+
+def classify_settings(files: dict[str, list[str]], **more: Any) -> dict[str, Any]:
+    training = TRAINING | {"steps": 60, "validate_every": 60, "learning_rate": 0.005}
+    return {"task": {"kind": "classification"}, "data": files, "training": training} | more
+
+
+@pytest.fixture(scope="module")
+def classifier_folder(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    run(folder / "run", classify_settings(labelled(folder), start_from=str(pretrained)))
+    return folder / "run"
+
+
+def test_a_pretrained_model_learns_to_classify(classifier_folder: Path, pretrained: Path) -> None:
+    score = json.loads((classifier_folder / "dev_score.json").read_text("utf-8"))
+    assert score["scores"]["accuracy"] >= 90.0
+    classifier = load(classifier_folder, precision="fp32", device="cpu", threads=1)
+    assert isinstance(classifier, Classifier)
+    assert classifier.labels == ("a bird", "a cat", "a cow", "a dog")
+    assert classifier.tokenizer.fingerprint == load_filler(pretrained).tokenizer.fingerprint
+    found = classifier(["Who sings? The cow eats, 7", "", "Who runs? The dog runs, 3"])
+    assert [each.label for each in found][::2] == ["a cow", "a dog"]
+    for each in found:
+        assert sum(each.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
+        assert each.probability == max(each.probabilities.values())
+    assert classifier("Who sings? The cow eats, 7").probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
+
+
+def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(
+    classifier_folder: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    files = labelled(tmp_path)
+    settings = classify_settings(files, start_from=str(pretrained))
+    settings["training"] = settings["training"] | {"steps": 1, "learning_rate": 1e-9, "average_decay": 0.0}
+    run(tmp_path / "one", settings)
+    begun, from_text = (load_classifier(tmp_path / "one").model, load_filler(pretrained).model)
+    assert torch.allclose(begun.source_weight, from_text.source_weight, atol=1e-2)
+    assert begun.config.num_labels == 4
+    run(tmp_path / "one", {"training": {"steps": 2}}, resume=True)
+    assert json.loads((tmp_path / "one" / "metrics.jsonl").read_text("utf-8").split("\n")[-2])["step"] == 2
+
+
+def test_classification_from_scratch(tmp_path: Path) -> None:
+    settings = classify_settings(labelled(tmp_path), model=SMALL, tokenizer={"vocabulary_size": 320})
+    run(tmp_path / "run", settings)
+    classifier = load_classifier(tmp_path / "run")
+    assert classifier.model.config.num_labels == 4
+    long = classifier("The cat sings " * 500)
+    assert long.label in classifier.labels
+
+
+def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
+    files = {name: paths[0] for name, paths in labelled(tmp_path).items()}
+    model = str(classifier_folder)
+    assert main(["classify", model, files["dev_source"], *COMPUTING]) == 0
+    labels = capsys.readouterr().out.split("\n")[:-1]
+    right = Path(files["dev_target"]).read_text("utf-8").split("\n")[:-1]
+    assert sum(map(str.__eq__, labels, right)) >= 36
+    arguments = ["--labels", files["dev_target"], "--json", "-", "--output", str(tmp_path / "out.txt")]
+    assert main(["classify", model, files["dev_source"], *arguments, *COMPUTING]) == 0
+    assert json.loads(capsys.readouterr().out)["right"] == sum(map(str.__eq__, labels, right))
+    assert (tmp_path / "out.txt").read_text("utf-8").split("\n")[:-1] == labels
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who sings? The cow eats, 7\n")))
+    assert main(["classify", model, "--probabilities", "2", *COMPUTING]) == 0
+    columns = capsys.readouterr().out.strip().split("\t")
+    assert columns[0] == "a cow"
+    assert float(columns[1]) > float(columns[3])
+
+
+def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
+    files = labelled(tmp_path)
+    for side in ("target", "dev_target"):
+        path = Path(files[side][0])
+        path.write_text("same\n" * len(path.read_text("utf-8").split("\n")[:-1]), encoding="utf-8")
+    with pytest.raises(TransduceError, match=r'two labels at least, but all texts have the label "same"'):
+        run(tmp_path / "run", classify_settings(files, model=SMALL, tokenizer={"vocabulary_size": 320}))
+
+
+def treebank(path: Path, count: int, seed: int) -> Path:
+    """Trees of a small grammar."""
+    chooser = random.Random(seed)
+
+    def noun_phrase() -> str:
+        plain = f"(NP (DT the) (NN {chooser.choice(WHO)}))"
+        return f"(NP-SBJ {plain} (PP (IN near) {plain}))" if chooser.random() < 0.4 else plain
+
+    trees = [f"( (S {noun_phrase()} (VP (VBZ {chooser.choice(WHAT)})) (. .)) )" for _ in range(count)]
+    path.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def parser_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parser")
+    settings = {
+        "task": {"kind": "parsing"},
+        "data": {
+            "source": [str(treebank(folder / "train.trees", 300, 1))],
+            "dev_source": [str(treebank(folder / "dev.trees", 20, 2))],
+        },
+        "tokenizer": {"vocabulary_size": 310},
+        "model": SMALL | {"num_decoder_layers": 1},
+        "training": TRAINING | {"steps": 150, "batch_tokens": 512, "learning_rate": 0.01, "translate_dev": 10},
+        "search": {"beam_size": 2},
+    }
+    run(folder / "run", settings)
+    return folder / "run"
+
+
+def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:
+    report = json.loads((parser_folder / "dev_score.json").read_text("utf-8"))
+    assert report["all"]["invalid"] == 0
+    assert report["all"]["matched"] >= 0.9 * report["all"]["reference"]
+    events = [json.loads(line) for line in (parser_folder / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
+    assert events[-1]["scores"]["f1"] >= 90.0
+    parser = load(parser_folder, precision="fp32", device="cpu", threads=1)
+    assert isinstance(parser, Parser)
+    parse = parser("the cat sleeps .")
+    assert str(parse) == "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)) (. .))"
+    assert parse.draw().startswith("S\n  NP  the/DT  cat/NN")
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder: Path, beam_size: int) -> None:
+    parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
+    sentences = ["( ) ( )", "zebra", "", "Ünïcödé ，。 -LRB- (NP", "the " * 60, "a/b /NN [MASK] ) the cat"]
+    parser = Parser(parser.model, parser.tokenizer, search=transduce_search(beam_size))
+    for sentence, parse in zip(sentences, parser(sentences), strict=True):
+        words = sentence.split()
+        if not words:
+            assert parse.tree is None
+            assert str(parse) == ""
+            continue
+        assert parse.tree is not None
+        assert parse.tree.words() == words
+        assert len(read_tree(str(parse)).words()) == len(words)
+
+
+def transduce_search(beam_size: int) -> Any:
+    from transduce.search.settings import SearchSettings
+
+    return SearchSettings(beam_size=beam_size)
+
+
+def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
+    dev = treebank(tmp_path / "dev.trees", 20, 3)
+    arguments = ["--reference", str(dev), "--output", str(tmp_path / "out.trees"), "--json", "-", "--beam-size", "1"]
+    assert main(["parse", str(parser_folder), *arguments, *COMPUTING]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["valid"], report["cut"], report["beam_size"]) == (100.0, 0, 1)
+    assert report["f1"] >= 90.0
+    assert len(list(read_trees(tmp_path / "out.trees"))) == 20
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the dog sings .\n\nthe cow .\n")))
+    assert main(["parse", str(parser_folder), *COMPUTING]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith("(S ")
+    assert (lines[1], len(lines)) == ("", 4)
+    text = tmp_path / "text.txt"
+    text.write_text("the dog sings .\n", encoding="utf-8")
+    assert main(["parse", str(parser_folder), str(text), "--pretty", *COMPUTING]) == 0
+    assert "  NP  the/DT  dog/NN" in capsys.readouterr().out
+    assert main(["parse", str(parser_folder), str(text), "--reference", str(dev), *COMPUTING]) == 2
+    assert "--reference brings its own sentences" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": {"kind": "parsing"}}, r"Parsing learns from trees: give a treebank"),
+        ({"task": {"kind": "parsing"}, "data": {"source": ["a"], "target": ["b"]}}, r"both sides, but `data.target`"),
+        ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
+        ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: give --source"),
+        ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),
+        ({"task": {"kind": "classification"}, "model": {"kind": "decoder"}}, r"takes encoder"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        run(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()

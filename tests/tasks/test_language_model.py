@@ -1,0 +1,143 @@
+"""A language model from a text file to a folder that goes on with texts."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.errors import TransduceError
+from transduce.runtime.folder import read_decoder_folder, read_model_folder
+from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.translator import load as load_translator
+from transduce.tasks.resume import read_stored
+from transduce.tasks.train import train
+from transduce.training.checkpoint import load_newest
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+LINES = ["the cat sat on the mat", "", "  a dog  ran", "the dog sat", "a cat ran on the mat"]
+SETTINGS: dict[str, Any] = {
+    "task.kind": "language-model",
+    "task.context": 16,
+    "tokenizer.kind": "character",
+    "model.num_decoder_layers": 1,
+    "model.d_model": 32,
+    "model.dropout": 0.0,
+    "training.batch_tokens": 256,
+    "training.steps": 60,
+    "training.learning_rate": 0.01,
+    "training.precision": "fp32",
+    "training.report_every": 10,
+    "training.validate_every": 30,
+    "training.save_every": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.en"
+    path.write_text("".join(f"{line}\n" for line in LINES * 30), "utf-8", newline="\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    train(out=folder, source=text, settings=SETTINGS, device="cpu", threads=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generator(model: Path) -> Generator:
+    return load_generator(model, precision="fp32", device="cpu", threads=1)
+
+
+def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> None:
+    events = [json.loads(line) for line in (model / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
+    first, last = (event for event in events if event["event"] == "validation")
+    assert last["loss"] < first["loss"] < math.log(20)
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
+    # Every character is a piece.
+    assert last["scores"]["bits_per_character"] == pytest.approx(last["loss"] / math.log(2))
+    kept = json.loads((model / "dev_score.json").read_bytes())
+    assert kept["loss"] == pytest.approx(last["loss"], rel=1e-4)
+
+
+def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
+    assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
+    for read in (load_translator, read_model_folder):
+        with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
+            read(model)  # type: ignore[operator]
+    assert 'transduce generate THIS_FOLDER "the beginning"' in (model / "README.md").read_text("utf-8")
+
+
+def test_the_model_is_gpt2s(model: Path) -> None:
+    config = read_decoder_folder(model).model.config
+    assert (config.positions, config.max_positions, config.activation) == ("learned", 16, "gelu-tanh")
+    assert (config.d_ff, config.norm_order, config.scale_embeddings, config.tie_output) == (128, "pre", False, True)
+    assert config.start_id == config.eos_id
+
+
+def test_the_stream_is_the_text_to_the_last_space(model: Path, generator: Generator, text: Path) -> None:
+    from transduce.data.prepared import PreparedCorpus
+    from transduce.runtime.generator import spell
+    from transduce.tasks.windows import read_stream
+
+    stream = read_stream(PreparedCorpus.open(model / "corpus"))
+    assert spell(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(out=folder, source=text, settings=SETTINGS | {"training.steps": 60}, device="cpu", threads=1, dry_run=True)
+    assert not folder.exists()
+    shutil.copytree(model, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000000060")
+    train(out=folder, resume=True, device="cpu", threads=1)
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    ours, theirs = (load_newest(each / "checkpoints")[0] for each in (folder, model))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.state.step == theirs.state.step == 60
+    assert all(torch.equal(ours.tensors["weights"][name], own) for name, own in theirs.tensors["weights"].items())
+    assert read_stored(folder / "settings.toml").task.context == 16
+
+
+def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+    dev = write_lines("dev.en", LINES * 3)
+    few = {"training.steps": 2, "training.validate_every": 2, "tokenizer.kind": "bpe"}
+    settings = {name: value for name, value in (SETTINGS | few).items() if name != "task.context"}
+    train(
+        out=tmp_path / "run",
+        source=text,
+        dev_source=dev,
+        settings=settings | {"tokenizer.byte_fallback": False, "task.context": 8},
+        device="cpu",
+        threads=1,
+    )
+    score = json.loads((tmp_path / "run" / "dev_score.json").read_bytes())
+    assert score["scores"]["bits_per_character"] < score["loss"] / math.log(2)
+    found = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
+    assert found.score("the cat sat on the mat").characters == 22
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.source": []}, "A language model learns from text: give --source"),
+        ({"data.target": ["b.en"]}, r"learns from text alone, but `data\.target` names b\.en: leave it out"),
+        ({"task.noise.share": 0.2}, r"`task\.noise` means nothing where `task\.kind` is language-model"),
+        ({"model.kind": "recurrent"}, r"`model\.kind` is recurrent, but `task\.kind` = language-model takes decoder"),
+        ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),
+        ({"task.context": 4000}, r"more pieces than `task\.context` \(4,000\), but has "),
+        ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=SETTINGS | {"data.source": [str(text)]} | settings, device="cpu", threads=1)

@@ -1,0 +1,96 @@
+"""Noise: what is taken away, how much of it, and that the text can be put together again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.errors import TransduceError
+from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, add_noise, marks_of, share_of
+from transduce.tasks.settings import NoiseSettings
+
+MARKS = list(range(1000, 1100))
+KINDS = ["infilling", "spans", "masking", "deletion"]
+
+
+def noised(length: int, seed: int = 1, **settings: object) -> Noised:
+    noise = NoiseSettings(**settings)  # type: ignore[arg-type]
+    marks = MARKS[: len(marks_of(noise))]
+    return add_noise(np.arange(3, 3 + length), noise, marks, np.random.Generator(np.random.Philox(seed)))
+
+
+def put_together(found: Noised) -> list[int]:
+    """T5's text: each mark of the source stands for what follows the same mark of the target."""
+    spans: dict[int, list[int]] = {}
+    mark = -1
+    for piece in found.target.tolist():
+        if piece >= 1000:
+            mark = piece
+            spans[mark] = []
+        else:
+            spans[mark].append(piece)
+    return [piece for source in found.source.tolist() for piece in spans.get(source, [source])]
+
+
+@given(st.integers(1, 300), st.integers(0, 1000), st.floats(0.05, 0.9), st.floats(1.0, 8.0))
+def test_spans_put_into_the_place_of_their_marks_are_the_text(
+    length: int, seed: int, share: float, mean: float
+) -> None:
+    found = noised(length, seed, kind="spans", share=share, mean_span=mean)
+    assert put_together(found) == list(range(3, 3 + length))
+    marks = [piece for piece in found.source.tolist() if piece >= 1000]
+    assert marks == MARKS[: len(marks)]
+    assert found.target.tolist()[-1] == MARKS[len(marks)]
+
+
+@given(st.integers(1, 200), st.integers(0, 1000), st.floats(0.05, 0.9), st.sampled_from(KINDS))
+def test_a_share_of_the_pieces_is_taken_and_the_rest_keeps_its_order(
+    length: int, seed: int, share: float, kind: str
+) -> None:
+    found = noised(length, seed, kind=kind, share=share)
+    kept = [piece for piece in found.source.tolist() if piece < 1000]
+    assert kept == sorted(kept)
+    assert abs(length - len(kept) - share * length) <= 1.0
+    if kind != "spans":
+        assert found.target.tolist() == list(range(3, 3 + length))
+
+
+def test_masking_keeps_the_length_and_deletion_leaves_no_trace() -> None:
+    masked, deleted = noised(20, kind="masking"), noised(20, kind="deletion")
+    assert len(masked.source) == 20
+    assert masked.source.tolist().count(1000) == 6
+    assert len(deleted.source) == 14
+    assert (deleted.source < 1000).all()
+
+
+def test_infilling_has_one_mask_a_span_of_three_pieces_on_average_and_some_for_nothing() -> None:
+    found = [noised(200, seed, kind="infilling") for seed in range(200)]
+    masks = sum(int((each.source == 1000).sum()) for each in found)
+    assert masks == pytest.approx(200 * 200 * 0.3 / 3.0, rel=0.1)
+    inserted = sum(
+        after == before + 1
+        for each in found
+        for before, mask, after in zip(each.source.tolist(), each.source[1:].tolist(), each.source[2:].tolist())  # noqa: B905
+        if mask == 1000
+    )
+    assert inserted == pytest.approx(masks * np.exp(-3.0), rel=0.35)
+
+
+def test_texts_without_pieces_stay_empty() -> None:
+    for kind in KINDS:
+        found = noised(0, kind=kind)
+        assert [piece for piece in found.source.tolist() if piece < 1000] == []
+
+
+def test_the_usual_shares_and_marks() -> None:
+    assert [share_of(NoiseSettings(kind=kind)) for kind in ("infilling", "spans")] == [0.3, 0.15]
+    assert marks_of(NoiseSettings()) == (MASK,)
+    assert marks_of(NoiseSettings(kind="spans")) == SPAN_MARKS
+    assert marks_of(NoiseSettings(kind="deletion")) == ()
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(TransduceError, match=r"`task\.noise\.share` must be between 0 and 1, but is 1\.5"):
+        NoiseSettings(share=1.5)
+    with pytest.raises(TransduceError, match=r"`task\.noise\.mean_span` must be at least 1, but is 0\.5"):
+        NoiseSettings(mean_span=0.5)

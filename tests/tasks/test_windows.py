@@ -1,0 +1,82 @@
+"""A text as a stream of pieces: every piece once an epoch, each window followed by its own next pieces."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from transduce.errors import TransduceError
+from transduce.tasks.windows import WindowPlan, successive_batches
+
+STREAM: NDArray[np.unsignedinteger] = np.arange(3, 1003, dtype=np.uint16)
+
+
+def plan(share: tuple[int, int] = (0, 1), *, context: int = 10, rows: int = 7, seed: int = 1) -> WindowPlan:
+    return WindowPlan(STREAM, context=context, rows=rows, seed=seed, pad_id=0, share=share)
+
+
+def epoch_inputs(windows: WindowPlan, epoch: int) -> NDArray[np.int64]:
+    return np.concatenate([windows.batch(epoch, position).source for position in range(len(windows))])
+
+
+def test_an_epoch_has_consecutive_windows_once_each_and_their_next_pieces() -> None:
+    windows = plan()
+    for epoch in range(3):
+        for position in range(len(windows)):
+            batch = windows.batch(epoch, position)
+            assert (batch.target == batch.source + 1).all()  # the stream counts upwards
+            assert batch.target_tokens == batch.target.size == batch.source_tokens
+        pieces = np.sort(epoch_inputs(windows, epoch).flatten())
+        assert len(pieces) == 990
+        assert (np.diff(pieces) == 1).all()
+
+
+def test_epochs_differ_in_order_and_in_where_windows_begin() -> None:
+    windows = plan()
+    first, second = epoch_inputs(windows, 0), epoch_inputs(windows, 1)
+    assert (first != second).any()
+    begins = {int(epoch_inputs(windows, epoch).min()) for epoch in range(30)}
+    assert len(begins) > 5
+    assert begins <= set(range(3, 13))
+
+
+def test_a_batch_depends_on_its_place_alone() -> None:
+    windows = plan()
+    later = windows.batch(4, 5)
+    assert (plan().batch(4, 5).source == later.source).all()
+    assert (plan(seed=2).batch(4, 5).source != later.source).any()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_share_a_batch(count: int) -> None:
+    whole = plan().batch(2, 3)
+    shares = [plan((rank, count)).batch(2, 3) for rank in range(count)]
+    assert sorted(row[0] for share in shares for row in share.source.tolist()) == sorted(whole.source[:, 0].tolist())
+    assert sum(share.target_tokens for share in shares) == whole.target_tokens
+
+
+def test_a_process_without_a_window_of_its_own_has_one_without_labels() -> None:
+    batch = plan((9, 10)).batch(0, 0)
+    assert batch.source.shape == (1, 10)
+    assert (batch.target == 0).all()
+    assert batch.target_tokens == 0
+
+
+def test_no_batch_is_larger_than_the_largest() -> None:
+    windows = plan()
+    assert windows.largest().source.shape == windows.batch(0, 0).source.shape == (7, 10)
+
+
+def test_a_text_that_is_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(TransduceError, match=r"more pieces than `task\.context` \(1,000\), but has 1,000"):
+        plan(context=1000)
+    assert plan(context=999).batch(3, 0).source.tolist() == [list(range(3, 1002))]
+
+
+def test_validation_reads_a_text_from_its_beginning_to_its_end() -> None:
+    batches = successive_batches(STREAM, context=64, rows=4)
+    inputs = np.concatenate([batch.source.flatten() for batch in batches])
+    assert (inputs == np.arange(3, 3 + 15 * 64)).all()
+    assert [len(batch.source) for batch in batches] == [4, 4, 4, 3]
+    assert successive_batches(STREAM[:5], context=64, rows=4)[0].target.tolist() == [[4, 5, 6, 7]]
+    with pytest.raises(TransduceError, match="needs two pieces at least"):
+        successive_batches(STREAM[:1], context=64, rows=4)
