@@ -17,7 +17,7 @@ from transduce.tasks.run import RunRequest, prepare_run
 from transduce.tasks.settings import put_setting
 from transduce.tasks.train import train
 from transduce.tasks.translation import DevSet, TranslationTask
-from transduce.training import loop
+from transduce.training import engine, loop
 from transduce.training.checkpoint import load_newest
 
 EVERY = 4  # steps between checkpoints and between validations
@@ -82,7 +82,7 @@ def stopping_at(point: Point | None) -> Iterator[None]:
         "backward": (TranslationTask, "loss"),
         "validation": (DevSet, "validate"),
         "keeping": (loop.Trainer, "_keep"),
-        "saving": (loop, "save_checkpoint"),
+        "saving": (engine, "save_checkpoint"),
     }[point.where]
     original = getattr(owner, name)
 

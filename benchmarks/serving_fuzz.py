@@ -120,13 +120,11 @@ class Document:
         if kind == "number":
             # The only number is a time-out; one that may pass is a matter of speed, and not of form.
             return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
-        if kind == "boolean":
-            return st.booleans()
         if kind == "object":
             return st.fixed_dictionaries({name: self.values(value) for name, value in schema["properties"].items()})
         if kind == "array":
             return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
-        return st.none()
+        return st.booleans() if kind == "boolean" else st.none()
 
     def mismatch(self, value: Any, schema: Schema, place: str = "$") -> str | None:
         """What is wrong with a value, if anything is."""

@@ -71,11 +71,12 @@ MEANINGS = {
 # Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
 UNSAID = {
     "task.tags": "`true`",
+    "task.merges": "`128`",
     "task.next_sentence": "`true`",
     "data.languages": "the files' suffixes",
     "tokenizer.character_coverage": "by script and size",
     "start_from": "not set",
-    "task.context": "`256`",
+    "task.context": "`256`; `128` for encoders",
     "task.noise.share": "`0.3`; `0.15` for `spans`",
     "tokenizer.byte_fallback": "but for `character`",
     "model.kind": "by the task",
@@ -96,6 +97,8 @@ UNSAID = {
     "training.save_every": "12 a run, 50 steps apart at least",
     "training.patience": "`6`",
     "search.max_length": "not set",
+    "search.generate.forced_first_id": "none",
+    "search.generate.forced_last_id": "none",
 }
 
 _TABLES = {
@@ -110,6 +113,7 @@ _TABLES = {
     "training": "`[training]`",
     "search": "`[search]`",
     "search.sampling": "`[search.sampling]`: where this table stands, translations are drawn",
+    "search.generate": "`[search.generate]`: where this table stands, search ranks as Hugging Face's `generate`",
 }
 
 

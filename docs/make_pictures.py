@@ -1,29 +1,44 @@
-"""Makes the pictures of the READMEs: three plots, and a screenshot of the page. Needs `transduce[plot]`.
+"""Makes the pictures of the READMEs: three plots, and screenshots of both pages. Needs `transduce[plot,serve]`.
 
     make demo
     .venv/bin/python docs/make_pictures.py models/demo
 
-The screenshot needs playwright and a Chromium besides; without them it is left as it is, and a line says so.
+The screenshots need playwright and a Chromium besides; without them they are left as they are, and a line says so.
 """
 
 import argparse
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from transduce.commands.serve import page_views
 from transduce.inspection.plots_files import save_chart
 from transduce.inspection.plots_runs import plot_attention
 from transduce.inspection.plots_tutorial import plot_positions, plot_schedules
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import load
+from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
+from transduce.serving.app import Application
+from transduce.serving.models import ServedModel
+from transduce.serving.server import Server, address_of, open_socket
+from transduce.serving.service import Service
+from transduce.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 PICTURES = Path(__file__).parent / "pictures"
 SENTENCE = "昨天我吃了苹果"
 LONGER_SENTENCE = "你的老师为什么喜欢在书店买小说？"
+LANGUAGES = ("zh", "en")
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 PAGE_PIXELS = (1000, 1105)
+SERVED_PIXELS = (1000, 1000)
 MOST_BYTES = 150_000
 
 
@@ -39,30 +54,64 @@ def main() -> None:
     schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
     save_chart(schedules, PICTURES / "schedule.png")
     longer = inspect_sentence(translator, LONGER_SENTENCE, search=SearchSettings())
-    take_screenshot(longer.to_html(), PICTURES / "page.png")
+    take_screenshots(longer.to_html(), translator)
     for picture in sorted(PICTURES.glob("*.png")):
         size = picture.stat().st_size
         print(f"{picture}: {size:,} bytes{' (too large)' if size > MOST_BYTES else ''}")
 
 
-def take_screenshot(page: str, picture: Path) -> None:
-    """The page as a person sees it, with a word pointed at."""
+def take_screenshots(inspected: str, translator: Translator) -> None:
+    """Both pages as a person sees them: that of one translation, and that of a server."""
     browser = next((each for each in BROWSERS if Path(each).exists()), None)
     if browser is None or find_spec("playwright") is None:
-        sys.stderr.write(f"No screenshot: it needs playwright and Chromium. {picture} is as it was.\n")
+        sys.stderr.write("No screenshots: they need playwright and Chromium. Those that there are stay as they are.\n")
         return
     from playwright.sync_api import sync_playwright
 
-    width, height = PAGE_PIXELS
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright, served(translator) as address:
         path = Path(folder) / "page.html"
-        path.write_text(page, encoding="utf-8")
+        path.write_text(inspected, encoding="utf-8")
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        opened = chromium.new_page(viewport={"width": width, "height": height}, color_scheme="light", locale="en-US")
-        opened.goto(path.as_uri())
-        opened.locator(".word").nth(2).hover()
-        opened.screenshot(path=picture)
+        for url, name, (width, height), prepare in (
+            (path.as_uri(), "page.png", PAGE_PIXELS, point_at_word),
+            (address, "serve.png", SERVED_PIXELS, try_another_word),
+        ):
+            opened = chromium.new_page(
+                viewport={"width": width, "height": height}, color_scheme="light", locale="en-US"
+            )
+            opened.goto(url)
+            prepare(opened)
+            opened.screenshot(path=PICTURES / name)
         chromium.close()
+
+
+@contextmanager
+def served(translator: Translator) -> Iterator[str]:
+    """The address of a server with this model, as `transduce serve` starts it."""
+    settings = ServingSettings(port=0)
+    opened = open_socket(settings.host, settings.port)
+    service = Service([ServedModel(translator, languages=LANGUAGES)], settings)
+    server = Server(Application(service, page_views()), settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        yield address_of(opened)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def point_at_word(page: "Page") -> None:
+    """With the pointer at a word."""
+    page.locator(".word").nth(2).hover()
+
+
+def try_another_word(page: "Page") -> None:
+    """A translation, and what it would be with another verb."""
+    page.locator("#text").fill(SENTENCE)
+    page.get_by_role("row", name="_bought").get_by_role("button").click()
+    page.locator(".comparison").wait_for()
+    page.locator(".word").nth(2).hover()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def test_an_epoch_has_every_text_once_with_its_label(epoch: int) -> None:
 
 def test_epochs_and_seeds_have_orders_of_their_own_and_any_batch_is_reached_at_once() -> None:
     def numbers(made: LabelledPlan, epoch: int) -> list[int]:
-        return made.batch(epoch, 2).indices.tolist()
+        found: list[int] = made.batch(epoch, 2).indices.tolist()
+        return found
 
     made = plan()
     assert numbers(made, 0) != numbers(made, 1)

@@ -56,10 +56,10 @@ def test_other_shares() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, r"`masking.share` must be between 0 and 1, but is 0.0"),
-        ({"share": 1.0}, r"`masking.share` must be between 0 and 1"),
-        ({"masked": 0.9, "random": 0.2}, r"must be 1 together at most, but are 0.9 and 0.2"),
-        ({"random": -0.1}, r"must be 1 together at most"),
+        ({"share": 0.0}, r"`task.masking.share` must be between 0 and 1, but is 0.0"),
+        ({"share": 1.0}, r"`task.masking.share` must be between 0 and 1"),
+        ({"masked": 0.9, "random": 0.2}, r"1 together at most, but are 0.9 and 0.2"),
+        ({"random": -0.1}, r"1 together at most"),
     ],
 )
 def test_shares_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

@@ -5,12 +5,24 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import beam_search
-from transduce.search.brackets import BalancedBrackets, BracketPieces
+from transduce.search.brackets import BalancedBrackets, BracketPiece, BracketPieces
 from transduce.search.greedy import greedy_search
-from transduce.text.linearized_trees import build_tree
+from transduce.text.linearized_trees import build_tree, split_symbols
 
-SPELLING = ["<pad>", "</s>", "▁", "(S", "(NP", ")", "/NN", "/DT", "other"]
-PIECES = BracketPieces(opening=[3, 4], closing=5, words=[6, 7], silent=[2], eos_id=1)
+SPELLING = ["<pad>", "</s>", "▁", "(S", "(NP", ")", "/NN", "/DT", "other", "(S(NP", "/NN))"]
+PIECES = BracketPieces(
+    meanings={
+        3: BracketPiece(opened=1),
+        4: BracketPiece(opened=1),
+        5: BracketPiece(closed=1),
+        6: BracketPiece(words=1),
+        7: BracketPiece(words=1),
+        9: BracketPiece(opened=2),
+        10: BracketPiece(words=1, closed=2),
+    },
+    silent=[2],
+    eos_id=1,
+)
 
 
 class Noise:
@@ -21,7 +33,7 @@ class Noise:
 
     def step(self, pieces: Tensor) -> Tensor:
         noise = torch.randn(*pieces.shape, len(SPELLING), generator=self.generator)
-        return noise + torch.tensor([0.0, 1.0, 0.0, -0.5, -0.5, 0.5, 0.0, 0.0, 3.0])
+        return noise + torch.tensor([0.0, 1.0, 0.0, -0.5, -0.5, 0.5, 0.0, 0.0, 3.0, -0.5, 0.3])
 
     def reorder(self, parents: Tensor) -> None: ...
 
@@ -29,7 +41,7 @@ class Noise:
 
 
 def spell(ids: tuple[int, ...]) -> list[str]:
-    return [SPELLING[id] for id in ids if SPELLING[id] != "▁"]
+    return split_symbols("".join(SPELLING[id] for id in ids))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -48,7 +60,7 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
         for hypothesis in hypotheses:
             assert hypothesis.ended
             symbols = spell(hypothesis.ids)
-            assert "other" not in symbols
+            assert SPELLING.index("other") not in hypothesis.ids
             assert sum(symbol.startswith("/") for symbol in symbols) == count
             tree = build_tree(symbols, [f"w{n}" for n in range(count)])
             assert str(tree).replace(" ", "") == rebuilt(symbols)
@@ -71,7 +83,7 @@ def allowed_after(symbols: list[str], words: int) -> set[str]:
     return {SPELLING[id] for id in range(len(SPELLING)) if logits[0, 0, id] == 0.0}
 
 
-OPENING, WORDS = {"(S", "(NP"}, {"/NN", "/DT"}
+OPENING, WORDS = {"(S", "(NP", "(S(NP"}, {"/NN", "/DT"}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +95,15 @@ OPENING, WORDS = {"(S", "(NP"}, {"/NN", "/DT"}
         (["/NN"], 1, {"</s>"}),
         (["(S"], 2, OPENING | WORDS),
         (["(S", "/NN"], 2, OPENING | WORDS),
-        (["(S", "(NP", "/NN"], 2, OPENING | WORDS | {")"}),
+        (["(S(NP"], 2, OPENING | WORDS),
+        (["(S(NP"], 1, OPENING | WORDS | {"/NN))"}),
+        (["(S", "(NP", "/NN"], 2, OPENING | WORDS | {")", "/NN))"}),
+        (["(S", "(NP", "(NP"], 2, OPENING | WORDS | {"/NN))"}),
+        (["(S", "/NN", "(NP"], 2, OPENING | WORDS | {"/NN))"}),
         (["(S", "/NN", "/NN"], 2, {")"}),
         (["(S", "/NN", "/NN", ")"], 2, {"</s>"}),
-        (["(S", *["(NP"] * 11], 2, WORDS),
+        (["(S", *["(NP"] * 10], 2, {"(S", "(NP", "/NN))"} | WORDS),
+        (["(S", *["(NP"] * 11], 2, {"/NN))"} | WORDS),
         (["(S", "/NN", "/NN", ")", "</s>"], 2, set(SPELLING)),
     ],
 )

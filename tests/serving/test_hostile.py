@@ -102,3 +102,19 @@ def test_whoever_speaks_no_http_is_told_so_in_json(live: Any) -> None:
             received += chunk
     assert received.startswith(b"HTTP/1.1 400 ")
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"].startswith("Invalid HTTP request")
+
+
+def test_a_body_that_is_no_http_behind_a_good_head_is_refused_once(
+    live: Any, caplog: pytest.LogCaptureFixture, wait_until: Any
+) -> None:
+    answered = live.service.metrics.request_seconds
+    before = sum(answered._counts)
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+        connection.sendall(b"POST /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n")
+        received = b""
+        while chunk := connection.recv(4096):
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1
+    wait_until(lambda: sum(answered._counts) == before + 1)
+    assert caplog.records == []

@@ -17,6 +17,7 @@ from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.loading import load
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
+from transduce.search.settings import SearchSettings
 from transduce.tasks.run import RunRequest, train_run
 from transduce.text.trees import read_tree, read_trees
 
@@ -83,7 +84,7 @@ def test_the_folder_opens_as_what_it_is(pretrained: Path) -> None:
     assert isinstance(opened, Filler)
     assert transduce.Filler is Filler
     assert find_task_card(pretrained) is not None
-    with pytest.raises(TransduceError, match=r"Classifying needs a model that was trained with `--task classification`"):
+    with pytest.raises(TransduceError, match=r"Classifying needs a model that was trained with `--task"):
         load_classifier(pretrained)
     with pytest.raises(TransduceError, match=r"Parsing needs a model .* is for `masked-language-model`"):
         load_parser(pretrained)
@@ -94,7 +95,7 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
     text, candidates = capsys.readouterr().out.strip().split("\n")
     assert text.startswith("The")
     assert len(candidates.split("  ")) >= 2
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("The cow [MASK].\n\n".encode())))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The cow [MASK].\n\n")))
     assert main(["fill", str(pretrained), "--json", "-", *COMPUTING]) == 0
     (filling,) = json.loads(capsys.readouterr().out)["fillings"]
     assert len(filling["masks"][0]) == 5
@@ -156,9 +157,7 @@ def test_a_pretrained_model_learns_to_classify(classifier_folder: Path, pretrain
     assert classifier("Who sings? The cow eats, 7").probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
 
 
-def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(
-    classifier_folder: Path, pretrained: Path, tmp_path: Path
-) -> None:
+def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretrained: Path, tmp_path: Path) -> None:
     files = labelled(tmp_path)
     settings = classify_settings(files, start_from=str(pretrained))
     settings["training"] = settings["training"] | {"steps": 1, "learning_rate": 1e-9, "average_decay": 0.0}
@@ -195,6 +194,30 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     columns = capsys.readouterr().out.strip().split("\t")
     assert columns[0] == "a cow"
     assert float(columns[1]) > float(columns[3])
+
+
+def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(tmp_path: Path) -> None:
+    text = books(tmp_path)
+    settings = {
+        "task": {"kind": "masked-language-model", "context": 16, "next_sentence": False, "masking": {"share": 0.3}},
+        "data": {"source": [str(text)], "dev_source": [str(text)]},
+        "tokenizer": {"vocabulary_size": 300},
+        "model": SMALL,
+        "training": TRAINING | {"steps": 2, "batch_tokens": 160},
+    }
+    run(tmp_path / "one", settings)
+    model = load_filler(tmp_path / "one").model
+    assert (model.pooler, model.classifier) == (None, None)
+    assert set(json.loads((tmp_path / "one" / "dev_score.json").read_text("utf-8"))["scores"]) == {"masked_accuracy"}
+    taught = classify_settings(labelled(tmp_path), start_from=str(tmp_path / "one"))
+    taught["training"] = TRAINING | {"steps": 2}
+    run(tmp_path / "two", taught)
+    assert load_classifier(tmp_path / "two").model.pooler is not None
+
+
+def test_only_an_encoder_is_taught_to_classify(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"is transformer, but `task.kind` = classification takes encoder"):
+        run(tmp_path / "run", classify_settings(labelled(tmp_path), start_from=str(trained)))
 
 
 def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
@@ -254,7 +277,7 @@ def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:
 def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder: Path, beam_size: int) -> None:
     parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
     sentences = ["( ) ( )", "zebra", "", "Ünïcödé ，。 -LRB- (NP", "the " * 60, "a/b /NN [MASK] ) the cat"]
-    parser = Parser(parser.model, parser.tokenizer, search=transduce_search(beam_size))
+    parser = Parser(parser.model, parser.tokenizer, search=SearchSettings(beam_size=beam_size))
     for sentence, parse in zip(sentences, parser(sentences), strict=True):
         words = sentence.split()
         if not words:
@@ -264,12 +287,6 @@ def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder
         assert parse.tree is not None
         assert parse.tree.words() == words
         assert len(read_tree(str(parse)).words()) == len(words)
-
-
-def transduce_search(beam_size: int) -> Any:
-    from transduce.search.settings import SearchSettings
-
-    return SearchSettings(beam_size=beam_size)
 
 
 def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
@@ -291,6 +308,36 @@ def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, mon
     assert "  NP  the/DT  dog/NN" in capsys.readouterr().out
     assert main(["parse", str(parser_folder), str(text), "--reference", str(dev), *COMPUTING]) == 2
     assert "--reference brings its own sentences" in capsys.readouterr().err
+
+
+def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
+    settings = {
+        "task": {"kind": "parsing", "tags": False},
+        "data": {"source": [str(treebank(tmp_path / "train.trees", 200, 1))]},
+        "tokenizer": {"vocabulary_size": 310},
+        "model": SMALL | {"num_decoder_layers": 1},
+        "training": TRAINING | {"steps": 2, "translate_dev": 0, "batch_tokens": 256},
+    }
+    run(tmp_path / "run", settings)
+    parser = load_parser(tmp_path / "run")
+    tree = parser("the cat sleeps .").tree
+    assert tree is not None
+    assert {leaf.label for leaf in tree.leaves()} == {"XX"}
+
+
+def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (tmp_path / "bad.trees").write_text("(S (NN a)) (S\n", encoding="utf-8")
+    (tmp_path / "good.trees").write_text("(S (NN a)) (S (NN b))\n" * 60, encoding="utf-8")
+    (out / "trees.txt").write_text("(S/XX)\n", encoding="utf-8")
+    (out / "words.txt").write_text("stale\n", encoding="utf-8")
+    settings: dict[str, Any] = {"task": {"kind": "parsing"}, "model": SMALL | {"num_decoder_layers": 1}}
+    settings |= {"tokenizer": {"vocabulary_size": 300}, "training": TRAINING | {"steps": 1, "batch_tokens": 64}}
+    with pytest.raises(TransduceError, match=r"bad.trees:1: this tree is never closed"):
+        run(out, settings | {"data": {"source": [str(tmp_path / "bad.trees")]}})
+    run(out, settings | {"data": {"source": [str(tmp_path / "good.trees")]}})
+    assert (out / "words.txt").read_text("utf-8") == "a\nb\n" * 60
 
 
 @pytest.mark.parametrize(

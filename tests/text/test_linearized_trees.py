@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.text.linearized_trees import build_tree, linearize, split_symbols, symbols_of
+from transduce.text.linearized_trees import build_tree, frequent_runs, linearize, split_symbols, symbols_of
 from transduce.text.trees import MOST_DEPTH, Tree, read_tree
 
 TREE = read_tree("(S (NP (PRP we)) (VP (VBP go) (, ,) (ADVP (RB home))))")
@@ -71,6 +71,14 @@ def test_endless_opening_brackets_are_bounded() -> None:
     tree = build_tree(["(NP"] * 10_000 + ["/NN"], ["a", "b"])
     assert str(tree).count("(NP") < MOST_DEPTH
     assert read_tree(str(tree)) == tree
+
+
+def test_runs_that_save_most_symbols_come_first() -> None:
+    texts = ["(S(NP/DT/NN)(VP/VBZ))"] * 3 + ["(S(NP/NN)(VP/VBZ(NP/NN)))"]
+    # Once `/NN)))` saves three symbols, but `/VBZ))` thrice saves two each.
+    assert frequent_runs(texts, 4) == ("/VBZ))", "/NN)", "(S(NP", "/NN)))")
+    assert frequent_runs(texts, 0) == ()
+    assert frequent_runs(["(S/NN/NN"], 5) == ()
 
 
 def test_errors() -> None:

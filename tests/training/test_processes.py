@@ -59,7 +59,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
 def test_an_incomplete_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(TransduceError, match="WORLD_SIZE is 2, but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE are not all numbers"):
+    with pytest.raises(TransduceError, match=r"WORLD_SIZE is 2, but RANK, .* are not all numbers"):
         join_processes("cpu")
 
 

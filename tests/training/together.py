@@ -99,7 +99,7 @@ def main() -> None:
         dropout=0.0,
     )
     start = Transformer(config)
-    results = {
+    results: dict[str, object] = {
         f"{kind} {name}": train(kind, start, processes, dtype)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
         for kind in ("alone", "replicated", "sharded")

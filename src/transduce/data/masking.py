@@ -22,16 +22,17 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     # Share of a row's pieces that are to be found again; one piece at least.
     share: float = 0.15
-    # Of these, the share that is replaced by the mask, and the share replaced by any piece; the others stay.
+    # Share of these that the mask replaces.
     masked: float = 0.8
+    # Share of these that any other piece replaces; what is neither stays as it is.
     random: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
-            raise TransduceError(f"`masking.share` must be between 0 and 1, but is {self.share}.")
+            raise TransduceError(f"`task.masking.share` must be between 0 and 1, but is {self.share}.")
         if not (self.masked >= 0.0 and self.random >= 0.0 and self.masked + self.random <= 1.0 + 1e-9):
             raise TransduceError(
-                "`masking.masked` and `masking.random` are shares of what is hidden and must be 1 together at most, "
+                "`task.masking.masked` and `task.masking.random` are shares of what is hidden, 1 together at most, "
                 f"but are {self.masked} and {self.random}."
             )
 

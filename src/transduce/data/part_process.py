@@ -10,7 +10,7 @@ import msgspec
 from transduce.data.parts import write_part
 from transduce.data.processes import News, Task
 from transduce.errors import TransduceError
-from transduce.text import Tokenizer
+from transduce.text.stored_tokenizer import load_tokenizer
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process ends it
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:
-        write_part(task.request, Tokenizer.load(task.tokenizer), Path(task.folder), lambda read: _tell(News(read)))
+        write_part(task.request, load_tokenizer(task.tokenizer), Path(task.folder), lambda read: _tell(News(read)))
     except TransduceError as error:
         _tell(News(mistake=str(error)))
     except BrokenPipeError:

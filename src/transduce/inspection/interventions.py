@@ -128,23 +128,34 @@ def heads_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
         by_attention.setdefault(_attention_of(model, head), []).append(head.head)
     with ExitStack() as stack:
         for attention, numbers in by_attention.items():
-            hook = attention.output.register_forward_pre_hook(_Silence(numbers, attention.d_v))
-            stack.callback(hook.remove)
+            stack.enter_context(_silenced(attention.output, numbers, attention.d_v))
         yield
 
 
-class _Silence:
-    """Zeroes the values of some heads where they stand side by side, (B, Q, H × V)."""
+@contextmanager
+def _silenced(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
+    """Zeroes the values of some heads where they stand side by side, (…, H × V), before the product that joins them.
 
-    def __init__(self, heads: Sequence[int], width: int) -> None:
-        self.heads = heads
-        self.width = width
+    PyTorch's hooks would not do: decoding calls `forward` itself.
+    """
+    forward, own = output.forward, vars(output)
+    before = own.get("forward")
 
-    def __call__(self, module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:  # noqa: ARG002
-        joined = inputs[0].clone()
-        for head in self.heads:
-            joined[..., head * self.width : (head + 1) * self.width] = 0.0
-        return (joined,)
+    def silent(joined: Tensor) -> Tensor:
+        kept = joined.clone()
+        for head in heads:
+            kept[..., head * width : (head + 1) * width] = 0.0
+        result: Tensor = forward(kept)
+        return result
+
+    own["forward"] = silent
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before
 
 
 def _attention_of(model: Transformer, head: Head) -> MultiHeadAttention:

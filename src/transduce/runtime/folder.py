@@ -34,6 +34,7 @@ from transduce.runtime.untrusted import (
     read_tensor_entries,
 )
 from transduce.text.foreign import FOREIGN_TOKENIZER
+from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=Model)
@@ -146,7 +147,7 @@ _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
-    "encoder": "it is not used alone: train it for a task",
+    "encoder": "`transduce fill` or `transduce classify` uses it, as it was trained for",
 }
 
 
@@ -272,7 +273,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     for name in (TOKENIZER_CARD, *VOCABULARIES):
         if (folder / name).exists() or (folder / name).is_symlink():
             read_bounded(folder, name, MOST_VOCABULARY_BYTES)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     sizes = tokenizer.source.size, tokenizer.target.size
     if sizes != (config.source_vocabulary_size, config.target_vocabulary_size):
         raise TransduceError(

@@ -116,10 +116,9 @@ def check_foreign(folder: Path) -> str:
         raise TransduceError(
             f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder, not a file in it."
         )
-    config = _config(folder)
-    if "transduce" in config:
+    if "transduce" in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
         raise TransduceError(f"{folder} holds a model of transduce already: use it as it is.")
-    return str(config["model_type"])
+    return str(_config(folder)["model_type"])
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -181,10 +181,11 @@ class Generator:
         return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The pieces of a text, after the end of a line."""
+        """The pieces of a text, after the end of a line, or what a model of another toolkit begins with."""
         end = self.vocabulary.eos_id
-        lines = self.vocabulary.encode_batch(text.split("\n"))
-        return [piece for line in lines for piece in (end, *line)]
+        first, *others = self.vocabulary.encode_batch(text.split("\n"))
+        start = self.vocabulary.before or (end,)
+        return [*start, *first, *(piece for line in others for piece in (end, *line))]
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
         said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
@@ -227,7 +228,7 @@ class Generator:
         """What new pieces spell after the prompt's: its last line decides whether a space comes first."""
         end = self.vocabulary.eos_id
         begun = list(prompt_ids)
-        last_line = begun[len(begun) - begun[::-1].index(end) :]
+        last_line = begun[len(begun) - begun[::-1].index(end) :] if end in begun else begun
         before = spell(last_line, self.vocabulary)
         return spell([*last_line, *ids], self.vocabulary)[len(before) :]
 

@@ -35,7 +35,8 @@ def load(
     A language model is a `Generator`, a masked one a `Filler`; there are a `Classifier` and a `Parser`.
 
     Args:
-        folder: what `transduce train` or `import` wrote, or one of Hugging Face's; of several, which translate together, all must have the same vocabulary.
+        folder: what `transduce train` or `import` wrote, or one of Hugging Face's; of several, which translate
+            together, all must have the same vocabulary.
         precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
         threads: threads to compute with, in the whole process; None: all cores that the process may use.

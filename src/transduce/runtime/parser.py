@@ -20,7 +20,7 @@ from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.task_card import read_task_card
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.brackets import BalancedBrackets, BracketPieces
+from transduce.search.brackets import BalancedBrackets, BracketPiece, BracketPieces
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
@@ -134,19 +134,22 @@ def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
     Raises:
         TransduceError: it has no symbols of trees.
     """
-    symbols = {
-        piece.text: id
+    meanings = {
+        id: _meaning(split_symbols(piece.text))
         for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
         if piece.type == PieceType.USER_DEFINED and piece.text.startswith((OPENING, TAG, CLOSE))
     }
-    opening = [id for text, id in symbols.items() if text.startswith(OPENING)]
-    words = [id for text, id in symbols.items() if text.startswith(TAG)]
-    if not opening or not words or CLOSE not in symbols:
+    if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
         raise TransduceError(
             "A parser writes the symbols of trees, but this vocabulary has none: train it with `--task parsing`."
         )
     silent = [vocabulary.id("▁")] if vocabulary.piece(vocabulary.id("▁")) == "▁" else []
-    return BracketPieces(opening, symbols[CLOSE], words, silent, vocabulary.eos_id)
+    return BracketPieces(meanings, silent, vocabulary.eos_id)
+
+
+def _meaning(symbols: Sequence[str]) -> BracketPiece:
+    """What a piece of one symbol or of several does."""
+    return BracketPiece(*(sum(symbol.startswith(sign) for symbol in symbols) for sign in (OPENING, TAG, CLOSE)))
 
 
 def _batches(sentences: Sequence[_Sentence], most_pieces: int) -> Iterator[list[_Sentence]]:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
+from transduce.model.flat import FlatState, supports
+from transduce.model.state import DecodingState
 
 
 class TransformerScorer:
@@ -22,7 +24,8 @@ class TransformerScorer:
         symbol have a score like others.
         """
         self.model = model
-        self.state = model.start(source_ids)
+        self.state: DecodingState
+        self.state = FlatState(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
         config = model.config
         never_written = [] if all_pieces else sorted({config.pad_id, config.start_id} - {config.eos_id})
         self.never_written = torch.tensor(never_written, dtype=torch.int64, device=source_ids.device)

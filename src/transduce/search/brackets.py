@@ -3,7 +3,7 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,13 +14,18 @@ _NEVER = float("-inf")
 _MOST_OPENED_AT_ONCE = 12
 
 
+class BracketPiece(NamedTuple):
+    """What a piece of a linearised tree does: it opens constituents; or stands for the next word, then closes some."""
+
+    opened: int = 0
+    words: int = 0
+    closed: int = 0
+
+
 class BracketPieces(NamedTuple):
     """What the pieces of linearised trees mean, by their ids."""
 
-    opening: Sequence[int]
-    closing: int
-    words: Sequence[int]
-    """Each stands for the next word."""
+    meanings: Mapping[int, BracketPiece]
     silent: Sequence[int]
     """Pieces that may only come first, such as a space that a vocabulary begins every text with."""
     eos_id: int
@@ -40,36 +45,39 @@ class BalancedBrackets:
             vocabulary_size: V.
         """
         self.words = torch.tensor(words)
-        self.eos_id, self.closing = pieces.eos_id, pieces.closing
-        kinds = torch.zeros(4, vocabulary_size, dtype=torch.bool)
-        for kind, ids in enumerate((pieces.opening, [pieces.closing], pieces.words, pieces.silent)):
-            kinds[kind, list(ids)] = True
-        self.opening, self.closes, self.is_word, self.silent = kinds
+        self.eos_id = pieces.eos_id
+        counts = torch.zeros(3, vocabulary_size, dtype=torch.int64)
+        for id, meaning in pieces.meanings.items():
+            counts[:, id] = torch.tensor(meaning)
+        self.counts = counts
+        self.silent = torch.zeros(vocabulary_size, dtype=torch.bool)
+        self.silent[list(pieces.silent)] = True
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Sets the logits of what cannot follow to minus infinity; a hypothesis that has ended is left as it is."""
         device = logits.device
-        opening, closes, is_word = (kind.to(device)[pieces] for kind in (self.opening, self.closes, self.is_word))
-        depth = opening.sum(-1) - closes.sum(-1)  # (B, W)
-        left = self.words.to(device)[rows][:, None] - is_word.sum(-1)  # (B, W)
-        alone = self.words.to(device)[rows][:, None] == 1
-        begun = (opening | is_word).any(-1)
-        just_opened = opening[..., -1] if pieces.shape[-1] else torch.zeros_like(begun)
-        may_open = (left > 0) & ((depth > 0) | ~begun) & (self._opened_at_once(opening) < _MOST_OPENED_AT_ONCE)
-        may_say = (left > 0) & ((depth > 0) | (alone & ~begun))
-        may_close = (depth > 0) & ~just_opened & ((depth > 1) | (left == 0))
-        may_end = begun & (depth == 0) & (left == 0)
-        allowed = (
-            (may_open[..., None] & self.opening.to(device))
-            | (may_say[..., None] & self.is_word.to(device))
-            | (may_close[..., None] & self.closes.to(device))
-        )
-        allowed |= self.silent.to(device) & torch.tensor(pieces.shape[-1] == 0, device=device)
-        allowed[..., self.eos_id] = may_end
+        opens, says, closes = self.counts.to(device)  # (V,) each
+        opened, said, closed = opens[pieces], says[pieces], closes[pieces]  # (B, W, t)
+        words = self.words.to(device)[rows][:, None, None]
+        depth = (opened.sum(-1) - closed.sum(-1))[..., None]  # (B, W, 1)
+        left = words - said.sum(-1)[..., None]  # (B, W, 1)
+        begun = ((opened + said) > 0).any(-1)[..., None]
+        at_once = _opened_at_once(opened)[..., None]
+        alone = (words == 1) & ~begun
+        # What closes the root, or is it, must have had all words.
+        stays_whole = (depth - closes > 0) | ((depth - closes == 0) & (left == says))
+        may_open = (opens > 0) & (left > 0) & ((depth > 0) | ~begun) & (at_once + opens <= _MOST_OPENED_AT_ONCE)
+        may_say = (says > 0) & (left > 0) & ((depth > 0) | alone) & stays_whole
+        may_close = (closes > 0) & (says == 0) & (depth > 0) & (at_once == 0) & stays_whole
+        allowed = may_open | may_say | may_close  # (B, W, V)
+        if not pieces.shape[-1]:
+            allowed |= self.silent.to(device)
+        allowed[..., self.eos_id] = (begun & (depth == 0) & (left == 0))[..., 0]
         ended = (pieces == self.eos_id).any(-1)
         return logits.masked_fill_(~(allowed | ended[..., None]), _NEVER)
 
-    @staticmethod
-    def _opened_at_once(opening: Tensor) -> Tensor:
-        """How many of the newest pieces are opening brackets, without another between them, (B, W)."""
-        return opening.flip(-1).long().cumprod(-1).sum(-1)
+
+def _opened_at_once(opened: Tensor) -> Tensor:
+    """How many constituents the newest pieces open, without a word or a closing bracket after them, (B, W)."""
+    is_newest = (opened > 0).flip(-1).long().cumprod(-1).flip(-1)
+    return (opened * is_newest).sum(-1)

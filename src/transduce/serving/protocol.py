@@ -113,6 +113,10 @@ class GuardedConnection(H11Protocol):
         """
         self._stop_timer()
         self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The head was good and the body is not: whatever answers it has nobody to answer any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = msgspec.json.encode(ErrorMessage(error=error.sentence))
         headers = {
             "Content-Type": "application/json",

@@ -21,6 +21,7 @@ from transduce.text.files import read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
+from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
@@ -118,7 +119,7 @@ def prepare_corpus(
 
 def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     """What `prepare_corpus` made, for a run that goes on; its settings leave nothing open."""
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
     said = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if said.get(name) is not None]

@@ -162,6 +162,7 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     scores = f"{score}.\n\n" if score else ""
     return (
         f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
-        f"{shape}, {trained}{weights}.\n\n    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
+        f"{shape}, {trained}{weights}.\n\n"
+        f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
         "All settings stand in `settings.toml`.\n"
     )

@@ -112,6 +112,11 @@ class TaskKind(ABC):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.model.norm == "batch":
+            raise TransduceError(
+                "`model.norm` is batch, whose running statistics are no weights: a run's checkpoints and model folder "
+                "do not hold them, so use layer or rms."
+            )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
 
@@ -127,8 +132,13 @@ class TaskKind(ABC):
                 "of them."
             )
 
-    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:  # noqa: ARG002
-        """Where the text is once it stands line by line. What is not, a kind writes into the run's folder, once.
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:  # noqa: ARG002
+        """Where the text is once it stands line by line. What does not, a kind writes into the run's folder.
+
+        Args:
+            settings: of the run.
+            folder: of the run.
+            anew: whether the run begins; one that goes on finds what it wrote.
 
         Raises:
             TransduceError: a file is missing, or not what the task reads.

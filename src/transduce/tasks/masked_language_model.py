@@ -150,14 +150,14 @@ class MaskedLanguageModel(TaskKind):
         """[CLS], [SEP] and [MASK]."""
         return MARKS
 
-    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Hard-wrapped lines are joined and sentences split, into a file with a sentence a line."""
         text_alone(settings.data, "masked language model")
         data = settings.data
-        dev = write_sentences(data.dev_source, folder / _DEV_SENTENCES) if data.dev_source else None
+        dev = write_sentences(data.dev_source, folder / _DEV_SENTENCES, anew=anew) if data.dev_source else None
         return msgspec.structs.replace(
             data,
-            source=(write_sentences(data.source, folder / _SENTENCES),),
+            source=(write_sentences(data.source, folder / _SENTENCES, anew=anew),),
             dev_source=() if dev is None else (dev,),
             format="lines",
         )
@@ -265,13 +265,18 @@ class MaskedLanguageModel(TaskKind):
         )
 
 
-def write_sentences(files: Sequence[str], path: Path) -> str:
-    """Writes the sentences of texts, once, with an empty line after each document; returns where.
+def write_sentences(files: Sequence[str], path: Path, *, anew: bool) -> str:
+    """Writes the sentences of texts, with an empty line after each document; returns where.
+
+    Args:
+        files: of text.
+        path: of the file with a sentence a line.
+        anew: also where that file is there.
 
     Raises:
         TransduceError: a text cannot be read.
     """
-    if not path.exists():
+    if anew or not path.exists():
         documents = (document for file in files for document in read_documents(file))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, "".join("\n".join([*document, "", ""]) for document in documents).encode())

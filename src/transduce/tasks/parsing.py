@@ -25,13 +25,15 @@ from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.translation import DevSet, Translation, dev_batches
 from transduce.text.files import read_lines
-from transduce.text.linearized_trees import build_tree, linearize, split_symbols, symbols_of
+from transduce.text.linearized_trees import build_tree, frequent_runs, linearize, split_symbols, symbols_of
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.settings import BestBy
 
 # The treebank's sentences and linearised trees, line by line.
+_SYMBOLS = "symbols.txt"
+_USUAL_MERGES = 128
 _WORDS, _TREES = "{}words.txt", "{}trees.txt"
 F1: Final = "f1"
 
@@ -69,10 +71,10 @@ class Parsing(Translation):
     name = "parsing"
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    own_settings = ("tags",)
+    own_settings = ("tags", "merges")
     joint_vocabulary = False
 
-    def rewrite(self, settings: Settings, folder: Path) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """The trees as sentences and symbols, in files line by line."""
         data = settings.data
         if not data.source:
@@ -83,9 +85,11 @@ class Parsing(Translation):
                     f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
-        tags = settings.task.tags is not False
-        source, target = write_pairs(data.source, folder, "", tags=tags)
-        dev = write_pairs(data.dev_source, folder, "dev-", tags=tags) if data.dev_source else None
+        tags, merges = settings.task.tags is not False, settings.task.merges
+        source, target = write_pairs(data.source, folder, "", tags=tags, anew=anew)
+        dev = write_pairs(data.dev_source, folder, "dev-", tags=tags, anew=anew) if data.dev_source else None
+        targets = [target] if dev is None else [target, dev[1]]
+        write_symbols(targets, folder / _SYMBOLS, _USUAL_MERGES if merges is None else merges, anew=anew)
         return msgspec.structs.replace(
             data,
             source=(source,),
@@ -98,7 +102,7 @@ class Parsing(Translation):
     def text(self, data: DataSettings) -> TaskText:
         """Sentences and linearised trees; the symbols are marks of the vocabulary."""
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
-        symbols = symbols_of(line for path in (*data.target, *data.dev_target) for line in read_lines(path))
+        symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
 
     def choose_best_by(self, translated: int) -> Choice[BestBy]:
@@ -167,14 +171,21 @@ class Parsing(Translation):
         )
 
 
-def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bool) -> tuple[str, str]:
-    """Writes the sentences and the linearised trees of treebanks, once; returns where.
+def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bool, anew: bool) -> tuple[str, str]:
+    """Writes the sentences and the linearised trees of treebanks, line by line; returns where.
+
+    Args:
+        treebanks: files of trees.
+        folder: of the run.
+        prefix: of the files' names.
+        tags: whether words are their tags.
+        anew: also where the files are there.
 
     Raises:
         TransduceError: a treebank has something else in it, or no tree with words.
     """
     words, trees = folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
-    if not trees.exists():
+    if anew or not trees.exists():
         found = [clean(tree) for path in treebanks for tree in read_trees(path)]
         kept = [tree for tree in found if tree is not None]
         if not kept:
@@ -183,6 +194,21 @@ def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bo
         write_file(words, "".join(" ".join(tree.words()) + "\n" for tree in kept).encode())
         write_file(trees, "".join(linearize(tree, tags=tags) + "\n" for tree in kept).encode())
     return str(words), str(trees)
+
+
+def write_symbols(targets: Sequence[str], path: Path, merges: int, *, anew: bool) -> None:
+    """Writes the pieces of linearised trees: each symbol, and runs of symbols that are frequent in training.
+
+    Args:
+        targets: files of linearised trees, the training set's first.
+        path: of the file with a piece a line.
+        merges: how many runs.
+        anew: also where that file is there.
+    """
+    if anew or not path.exists():
+        runs = frequent_runs(read_lines(targets[0]), merges) if merges else ()
+        symbols = symbols_of(line for target in targets for line in read_lines(target))
+        write_file(path, "".join(f"{symbol}\n" for symbol in (*symbols, *runs)).encode())
 
 
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:

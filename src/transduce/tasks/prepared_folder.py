@@ -12,6 +12,7 @@ from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
 from transduce.text.model_proto import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 
 CORPUS_FOLDER = "corpus"
@@ -40,7 +41,7 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
         TransduceError: it is something else, of another format, or damaged.
     """
     card = _read_card(folder)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     return card, tokenizer, PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
 
 

@@ -21,6 +21,7 @@ from transduce.tasks.prepared_folder import CORPUS_FOLDER, PREPARED_NAME, write_
 from transduce.tasks.resolve import Account, resolve_tokenizer
 from transduce.tasks.settings import Settings, make_settings
 from transduce.text.corpus import CorpusFiles
+from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
@@ -189,7 +190,7 @@ def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
     check_parts(parts)
     for part in parts:
         part.verify()
-    request, tokenizer = parts[0].card.request, Tokenizer.load(shards[0])
+    request, tokenizer = parts[0].card.request, load_tokenizer(shards[0])
     if tokenizer.fingerprint != parts[0].card.tokenizer_fingerprint:
         raise TransduceError(f"{shards[0]} does not hold the tokenizer that it was prepared with: prepare it again.")
     with new_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
@@ -237,7 +238,7 @@ def _learn(
 
 def _given_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
     """A tokenizer that was named, which must be what the settings say of it."""
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     said = settings.tokenizer.vocabulary_size
     if said is not None and said != tokenizer.source.size:
         raise TransduceError(

@@ -85,7 +85,8 @@ def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer, account
     usual = kind.model_settings(settings.task)
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
     chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
-    for name, value in kind.sizes(PRESETS[preset], model_kind).items():
+    sizes = msgspec.structs.replace(PRESETS[preset], **{name: said[name] for name in ("d_model",) if name in said})
+    for name, value in kind.sizes(sizes, model_kind).items():
         chosen[name] = Choice(value, f"preset {preset}")
     values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
     return ModelConfig(
@@ -142,7 +143,9 @@ def resolve_training(
     """How to train, from the corpus' size in pieces and the machine."""
     kind, said, take = kind_of(settings.task.kind), settings.training, account.take
     translated = said.translate_dev if kind.writes_translations else 0
-    batch_tokens = take("training.batch_tokens", said.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device))
+    batch_tokens = take(
+        "training.batch_tokens", said.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)
+    )
     if said.minutes is not None:
         take("training.minutes", said.minutes, None)
         steps = None

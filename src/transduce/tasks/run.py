@@ -78,7 +78,7 @@ class Run:
         beginning = read_beginning(settings)
         corpus = prepare_corpus(
             settings,
-            self._text(settings, folder),
+            self._text(settings, folder, anew=True),
             folder,
             lambda size: resolve_tokenizer(settings, size, account),
             self.display,
@@ -91,8 +91,8 @@ class Run:
         self._say_choices(account)
         return resolved, corpus
 
-    def _text(self, settings: Settings, folder: Path) -> TaskText:
-        text = self.kind.text(self.kind.rewrite(settings, folder))
+    def _text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+        text = self.kind.text(self.kind.rewrite(settings, folder, anew=anew))
         return msgspec.structs.replace(text, marks=(*self.kind.marks(settings.task), *text.marks))
 
     def _resolve(
@@ -140,7 +140,7 @@ class Run:
         self.was_trained = state is not None
         if state is not None and state.surroundings is not None:
             self._use_threads_of(state.surroundings)
-        corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out))
+        corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out, anew=False))
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
         if not self.request.dry_run and self.processes.is_first:

@@ -62,10 +62,14 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     next_sentence: bool | None = None
     # Of parsing: whether the tag of each word is written too; None: it is.
     tags: bool | None = None
+    # Of parsing: so many frequent runs of symbols are written as one piece each; None: 128.
+    merges: int | None = None
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
             raise TransduceError(f"`task.context` must be at least 2, but is {self.context}.")
+        if self.merges is not None and self.merges < 0:
+            raise TransduceError(f"`task.merges` must not be negative, but is {self.merges}.")
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

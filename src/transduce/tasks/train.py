@@ -41,7 +41,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_source: the dev set; a part of the training pairs where there is none.
         dev_target: its target side.
         languages: source and target language; the files' suffixes where nothing is said.
-        task: what to learn, "translation" where nothing is said; "language-model", "denoising", … need the source alone.
+        task: what to learn, "translation" where nothing is said; docs/tasks.md tells what each kind needs.
         start_from: the folder of a model whose weights training begins with, by its tokenizer.
         preset: the model's size.
         steps: parameter updates in all.

@@ -5,6 +5,7 @@ said, so none can be lost or changed (Vinyals et al. 2015, "Grammar as a Foreign
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
@@ -16,6 +17,7 @@ OPENING, TAG = "(", "/"
 _MADE_UP = "S"
 # Symbols are set apart by how they begin, and the vocabulary is given as a list with commas.
 _SYMBOL = re.compile(r"[(/][^\s()/▁]+|\)")
+_RUN = re.compile(r"(?:\([^\s()/▁]+){2,}|/[^\s()/▁]+\)+")
 _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
@@ -53,6 +55,24 @@ def split_symbols(text: str) -> list[str]:
 def symbols_of(texts: Iterable[str]) -> tuple[str, ...]:
     """All symbols that occur in linearised trees, sorted."""
     return tuple(sorted({symbol for text in texts for symbol in split_symbols(text)} | {CLOSE}))
+
+
+def frequent_runs(texts: Iterable[str], most: int) -> tuple[str, ...]:
+    """Runs of symbols that are worth a piece of their own, so that sequences get shorter: `(S(NP`, `/NN))`.
+
+    A run opens several constituents, or is a word with the brackets that close after it. Those that save most symbols
+    are chosen.
+
+    Args:
+        texts: linearised trees.
+        most: how many runs.
+    """
+    counts: Counter[str] = Counter()
+    for run in (run for text in texts for run in _RUN.findall(text)):
+        symbols = split_symbols(run)
+        counts.update("".join(symbols[:length]) for length in range(2, len(symbols) + 1))
+    ranked = sorted(counts, key=lambda run: (-counts[run] * (len(split_symbols(run)) - 1), run))
+    return tuple(ranked[:most])
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:

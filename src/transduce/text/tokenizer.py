@@ -90,10 +90,6 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read what ``save`` wrote; raises TransduceError when a file is missing or broken."""
-        from transduce.text.foreign import FOREIGN_TOKENIZER, ForeignTokenizer  # which is a Tokenizer itself
-
-        if (Path(folder) / FOREIGN_TOKENIZER).exists():
-            return ForeignTokenizer.load(folder)
         card = _read_card(Path(folder) / _CARD_NAME)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
         return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))

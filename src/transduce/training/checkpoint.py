@@ -7,18 +7,19 @@ Random numbers need no state: they are seeded by (seed, step, micro-batch).
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from transduce.durable import file_sha256, sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.training.processes import Processes
 from transduce.training.report import StepSums
-from transduce.training.rows import Rows, Sliceable, open_parts
+from transduce.training.rows import Rows, Sliceable, StoredTensor, open_parts
 from transduce.training.surroundings import Surroundings
 from transduce.training.watch import LossWatch
 
@@ -55,10 +56,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """A checkpoint in memory."""
 
     state: RunState
-    tensors: Mapping[str, Mapping[str, Sliceable]]
-    """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name."""
+    tensors: dict[str, dict[str, Tensor]]
+    """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name; empty where they lie in parts."""
     rows: dict[str, Rows] | None = None
     """By parameter name, where these are only the rows that one of several processes holds."""
+    parts: dict[str, dict[str, StoredTensor]] | None = None
+    """The same tensors as files of several processes hold them, read when they are needed."""
+
+    @property
+    def whole(self) -> Mapping[str, Mapping[str, Sliceable]]:
+        """The tensors, however they are stored."""
+        return self.tensors if self.parts is None else self.parts
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
@@ -129,7 +137,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
         part = "" if checkpoint.rows is None else f".{processes.rank:05d}-of-{processes.count:05d}"
         path = folder / f"{kind}{part}.safetensors"
         rows = {name: msgspec.json.encode(r).decode() for name, r in (checkpoint.rows or {}).items()}
-        save_file({name: t[:].contiguous() for name, t in tensors.items()}, path, rows or None)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path, rows or None)
         sync_file(path)
 
 
@@ -191,16 +199,14 @@ def load_state(path: Path) -> RunState:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 
 
-def _open_tensors(folder: Path, names: Iterable[str]) -> dict[str, Mapping[str, Sliceable]]:
-    """Whole tensors by kind, out of one file or of the parts that several processes wrote."""
-    files: dict[str, list[Path]] = {}
-    for name in names:
-        if name.endswith(".safetensors"):
-            files.setdefault(name.split(".", maxsplit=1)[0], []).append(folder / name)
-    return {
-        kind: load_file(paths[0]) if paths[0].name == f"{kind}.safetensors" else open_parts(paths)
-        for kind, paths in files.items()
-    }
+def _kind(name: str) -> str:
+    """`weights` of `weights.safetensors` and of `weights.00001-of-00002.safetensors`."""
+    return name.split(".", maxsplit=1)[0]
+
+
+def _open_parts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, StoredTensor]]:
+    kinds = dict.fromkeys(_kind(name) for name in names)
+    return {kind: open_parts([folder / name for name in names if _kind(name) == kind]) for kind in kinds}
 
 
 class _Version(msgspec.Struct):
@@ -219,6 +225,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             if Path(name).name != name or file_sha256(path / name) != digest:
                 raise TransduceError(f"The checkpoint {path} is damaged: {name} is not what was written.")
         state = load_state(path)
-        return Checkpoint(state, _open_tensors(path, sorted(digests)))
+        names = sorted(name for name in digests if name.endswith(".safetensors"))
+        if any(_kind(name) != name.removesuffix(".safetensors") for name in names):
+            return Checkpoint(state, {}, parts=_open_parts(path, names))
+        return Checkpoint(state, {_kind(name): load_file(path / name) for name in names})
     except (OSError, msgspec.MsgspecError, SafetensorError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error

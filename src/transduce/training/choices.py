@@ -3,7 +3,7 @@
 The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
 """
 
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 

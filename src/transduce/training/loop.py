@@ -121,7 +121,7 @@ class Trainer:
         """
         _check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
-        self.optimizer.load_state(checkpoint.tensors, state.updates)
+        self.optimizer.load_state(checkpoint.whole, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
         self.best_step, self.best_value = state.best_step, state.best_value
@@ -386,7 +386,7 @@ class Trainer:
 
 def _check_kinds(checkpoint: Checkpoint, wanted: Mapping[str, Mapping[str, Tensor]]) -> None:
     for kind, tensors in wanted.items():
-        if checkpoint.tensors.get(kind, {}).keys() != tensors.keys():
+        if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
             raise TransduceError(
                 f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
                 "is another: go on in the folder of the run that wrote it, or start afresh in a new one."

@@ -1,8 +1,8 @@
-"""Two pages: one on which a single translation is looked into, and needs nothing else, and the one that a server shows.
+"""Two pages: one on which a single translation is looked into, and which needs nothing else, and that of a server.
 
-Their parts stand beside this file, written by hand. `views.js` and `tree.js` turn data into pictures, `sections.js` puts
-them under headings, `words.js` has the English and Chinese for both. `page.js` is the page of one translation. `live.js`
-is the page of a server, with `answers.js` (how it asks), `changes.js` (what if …?) and words of its own.
+Their parts stand beside this file, written by hand. `views.js` and `tree.js` turn data into pictures, `sections.js`
+puts them under headings, `words.js` has the English and Chinese for both. `page.js` is the page of one translation.
+`live.js` is the page of a server, with `answers.js` (how it asks), `changes.js` (what if …?) and words of its own.
 """
 
 import base64

@@ -26,11 +26,23 @@ function forbidPiece(change, step, piece) {
   return {...change, step, force: null, forbid: before.includes(piece) ? before : [...before, piece]};
 }
 
+// The heads that are off, those of one layer together where all are.
+function headsInWords(change, words, inspection) {
+  const isOfLayer = one => other => one.kind === other.kind && one.layer === other.layer;
+  const firsts = change.headsOff.filter((off, number) => change.headsOff.findIndex(isOfLayer(off)) === number);
+  return firsts.flatMap(first => {
+    const heads = change.headsOff.filter(isOfLayer(first));
+    const name = words.offNames[first.kind];
+    if (heads.length > 1 && heads.length === inspection[first.kind].shape[1]) {
+      return [{text: words.layerIsOff(name, first.layer + 1), without: switchHeads(change, heads)}];
+    }
+    return heads.map(off => ({text: words.off(name, off.layer + 1, off.head + 1), without: switchHeads(change, [off])}));
+  });
+}
+
 // The changes one by one, in words, each with what is left without it.
-function changesInWords(change, words) {
-  const heads = change.headsOff.map(off => ({
-    text: words.off(words.offNames[off.kind], off.layer + 1, off.head + 1), without: switchHeads(change, [off]),
-  }));
+function changesInWords(change, words, inspection) {
+  const heads = headsInWords(change, words, inspection);
   const noPiece = {...change, step: null, force: null, forbid: []};
   const forbidden = change.forbid.map(piece => `“${visible(piece)}”`).join(", ");
   const piece = change.step === null ? [] : [{
@@ -93,22 +105,24 @@ function replaceView(source, sourceWords, words, onreplace) {
       const field = make("input", {
         class: "replacement", value: word, "aria-label": words.replace(word), title: words.close, size: Math.max(4, 2 * word.length),
       });
-      const leave = () => { if (field.isConnected) { field.replaceWith(button); button.focus(); } };
+      // Taking the field away takes the focus from it, too.
+      const leave = () => field.replaceWith(button);
+      field.addEventListener("blur", leave);
       field.addEventListener("keydown", event => {
-        if (event.isComposing) return;
-        if (event.key === "Escape") leave();
-        if (event.key !== "Enter") return;
-        const changed = source.slice(0, start) + field.value + source.slice(end);
+        if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+        field.removeEventListener("blur", leave);
         leave();
-        if (field.value.trim() && field.value !== word) onreplace(changed);
+        button.focus();
+        const isNew = event.key === "Enter" && field.value.trim() && field.value !== word;
+        if (isNew) onreplace(source.slice(0, start) + field.value + source.slice(end));
       });
-      field.addEventListener("blur", () => field.isConnected && field.replaceWith(button));
       button.replaceWith(field);
       field.select();
     });
     return button;
   });
-  const sentence = make("div", {class: `sentence${sourceWords.some(isWide) ? " tight" : ""}`, dir: "auto"}, ...buttons);
+  const tight = sourceWords.some(isWide) ? " tight" : "";
+  const sentence = make("div", {class: `sentence replaceable${tight}`, dir: "auto"}, ...buttons);
   oneStop(sentence, buttons);
   return sentence;
 }

@@ -15,7 +15,7 @@ const words = () => WORDS[chosen.language];
 
 const parts = {
   header: make("header"), asked: make("div", {class: "side"}), answered: make("div", {class: "side"}),
-  look: make("div"), inside: make("div"), changes: make("div", {class: "changes", hidden: ""}),
+  look: make("div"), inside: make("div"), changes: make("div", {class: "changes", role: "region", hidden: ""}),
 };
 const text = make("textarea", {id: "text", rows: 5, dir: "auto", spellcheck: "false"});
 const counter = make("span", {class: "dim counter"});
@@ -95,8 +95,12 @@ function drawInside() {
 
 function drawChanges(sentence = "") {
   parts.changes.hidden = !isChanged(chosen.change);
-  if (parts.changes.hidden) return;
-  const chips = changesInWords(chosen.change, words()).map(({text, without}) =>
+  if (parts.changes.hidden) {
+    parts.changes.replaceChildren();
+    return;
+  }
+  parts.changes.setAttribute("aria-label", words().whatIf);
+  const chips = changesInWords(chosen.change, words(), found.inspection).map(({text, without}) =>
     make("button", {type: "button", class: "chip", "aria-label": `${words().undo}: ${text}`, onclick: () => makeChange(without)}, text, " ✕"));
   refill(parts.changes, make("div", {class: "bar"}, make("h2", {}, words().whatIf), ...chips,
     ...(chips.length > 1 ? [make("button", {type: "button", onclick: () => makeChange(noChange())}, words().undoAll)] : [])),
@@ -260,10 +264,12 @@ function headSwitches() {
 
 // The last piece stands for the end, and can be forbidden like any other.
 function pieceActions(row) {
-  const {place, change} = chosen;
+  const {place} = chosen;
   const isTaken = row.piece === found.inspection.steps[place].piece;
-  const next = isTaken ? forbidPiece(change, place, row.piece) : forcePiece(change, place, row.piece);
-  return make("td", {}, make("button", {type: "button", class: "small", onclick: () => makeChange(next)}, isTaken ? words().forbid : words().write));
+  const change = isTaken ? forbidPiece : forcePiece;
+  return make("td", {}, make("button", {
+    type: "button", class: "small", onclick: () => makeChange(change(chosen.change, place, row.piece)),
+  }, isTaken ? words().forbid : words().write));
 }
 
 function forgetChange() {

@@ -1,0 +1,133 @@
+"""Pretraining by denoising, then 2,000 pairs of Tatoeba Chinese to English: BLEU on test against no pretraining.
+
+    python benchmarks/denoising.py            # three trainings, about an hour on two cores
+    python benchmarks/denoising.py --quick    # a minute each, 200 test sentences, without a bar
+
+1. Pretraining: `transduce train --task denoising` on the English side of the whole training set; the vocabulary is
+   learnt from the Chinese side too, as text.
+2. Fine-tuning: `transduce train --from` that folder on the first 2,000 pairs.
+3. No pretraining, the better of two: the same pairs with everything chosen by itself, and with the same vocabulary and
+   model as above (the pretraining's noise apart, it differs in the weights alone).
+
+All are scored on the same test set by the default search. The bar is +2 BLEU.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+from tatoeba_zh_en import SOURCE, TARGET, write_corpus
+
+BAR_BLEU = 2.0
+PAIRS = 2_000
+RESULT = "evaluation.json"
+
+
+class Work(NamedTuple):
+    """One size of the comparison."""
+
+    folder: Path
+    pretraining_minutes: float
+    minutes: float
+    test_lines: int | None
+    noise: str
+
+
+def train(folder: Path, *options: str) -> None:
+    """A run by the command, gone on with where it was cut."""
+    command = [sys.executable, "-m", "transduce", "train", "--out", str(folder), "--resume", "--device", "cpu"]
+    subprocess.run([*command, *options], check=True, stdout=sys.stderr)
+
+
+def evaluate(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
+    """BLEU and chrF of a folder's model on test; what is there already is not computed again."""
+    path = folder / RESULT
+    if not path.exists():
+        command = [sys.executable, "-m", "transduce", "evaluate", str(folder), "--device", "cpu", "--json", str(path)]
+        files_of_test = ["--source", str(files[SOURCE]), "--reference", str(files[TARGET])]
+        subprocess.run([*command, *files_of_test], check=True, stdout=sys.stderr)
+    scores: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return scores
+
+
+def run(work: Work) -> dict[str, dict[str, Any]]:
+    """Pretraining, fine-tuning, and the two trainings without it: scores by name."""
+    limits = {"train": None, "dev": None, "test": work.test_lines}
+    files = write_corpus(_original, work.folder / "data", limits)
+    few = write_corpus(_original, work.folder / "few", {"train": PAIRS})["train"]
+    pairs = ["--source", str(few[SOURCE]), "--target", str(few[TARGET])]
+    pairs += ["--dev-source", str(files["dev"][SOURCE]), "--dev-target", str(files["dev"][TARGET])]
+    pairs += ["--minutes", str(work.minutes), "--preset", "tiny"]
+    english, chinese = files["train"][TARGET], files["train"][SOURCE]
+    vocabulary = f'--set=tokenizer.text=["{chinese}"]'
+    pretrained = work.folder / "pretraining"
+    train(
+        pretrained,
+        *("--task", "denoising", "--source", str(english), "--dev-source", str(files["dev"][TARGET]), vocabulary),
+        *("--minutes", str(work.pretraining_minutes), "--preset", "tiny", f"--set=task.noise.kind={work.noise}"),
+    )
+    more = f'--set=tokenizer.text=["{english}", "{chinese}"]'
+    trainings = {
+        "pretrained": ["--from", str(pretrained)],
+        "not pretrained, everything chosen": [],
+        "not pretrained, the same vocabulary": [more, f"--set=tokenizer.vocabulary_size={_size(pretrained)}"],
+    }
+    results = {}
+    for name, options in trainings.items():
+        folder = work.folder / name.replace(",", "").replace(" ", "-")
+        train(folder, *pairs, *options)
+        results[name] = evaluate(folder, files["test"])
+    return results
+
+
+def _size(folder: Path) -> int:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return int(config["transduce"]["target_vocabulary_size"])
+
+
+def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
+    """Each one's score, and the gain over the better training without pretraining."""
+    values = {name: result["bleu"]["value"] for name, result in results.items()}
+    rows = [Row(f"Tatoeba zh-en, {PAIRS:,} pairs, {name}", value, "BLEU") for name, value in values.items()]
+    ours = values.pop("pretrained")
+    peer = max(values, key=values.__getitem__)
+    gain = ours - values[peer]
+    rows.append(
+        Row(
+            f"Tatoeba zh-en, {PAIRS:,} pairs, gain by denoising",
+            gain,
+            "BLEU",
+            peer=peer,
+            peer_value=values[peer],
+            bar=f">= +{BAR_BLEU:g}" if judged else None,
+            holds=gain >= BAR_BLEU if judged else None,
+        )
+    )
+    return rows
+
+
+def _original(part: str, side: str) -> Path:
+    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
+
+
+def main() -> int:
+    """Runs what is not finished, and reports."""
+    options = parser(__doc__)
+    options.add_argument("--pretraining-minutes", type=float, default=20.0)
+    options.add_argument("--minutes", type=float, default=10.0, help="of each training on the pairs")
+    options.add_argument("--noise", default="infilling", choices=("infilling", "spans", "masking", "deletion"))
+    options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "denoising")
+    said = options.parse_args()
+    name = f"{said.noise}-{said.pretraining_minutes:g}-{said.minutes:g}min"
+    work = Work(said.out / name, said.pretraining_minutes, said.minutes, None, said.noise)
+    if said.quick:
+        work = Work(said.out / "quick", 0.8, 0.5, 200, said.noise)
+    print(machine(), file=sys.stderr)
+    return report(make_rows(run(work), judged=not said.quick), said.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Pretrained word vectors: word2vec's text and binary files and GloVe's, into a matrix of embeddings.
+
+Legend: V vocabulary, D width of the vectors and of the model.
+"""
+
+import gzip
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.text.vocabulary import Vocabulary
+
+_SPACE = "▁"
+_FLOAT_BYTES = 4
+_LONGEST_WORD = 10_000  # bytes; more is no word but another kind of file
+_LARGEST_WIDTH = 1 << 16
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a vocabulary has got a vector."""
+
+    pieces: int
+    """Pieces of the vocabulary that could have one."""
+    found: int
+    words_in_file: int
+    width: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.found / max(1, self.pieces)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.found:,} of {self.pieces:,} pieces ({self.share:.1%}) have one of the "
+            f"{self.words_in_file:,} vectors of {self.width} numbers"
+        )
+
+
+def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
+    """Puts the vectors of a file in the rows of the pieces that are words.
+
+    A piece has the vector of its own spelling, or of that without the ▁ that begins a word, or of the same in small
+    letters; rows of other pieces, and of padding, end and unknown, stay as they are.
+
+    Args:
+        weight: (V, D); changed in place.
+        vocabulary: its pieces.
+        path: a file of word2vec (text or binary) or GloVe, plain or gzip.
+        rescale: all vectors are multiplied by one number, so that they are as long as the rows that they replace.
+
+    Returns:
+        The coverage.
+
+    Raises:
+        TransduceError: the file is none of these, or its vectors are not as wide as the model.
+    """
+    path = Path(path)
+    wanted = _rows_by_spelling(vocabulary)
+    best: dict[int, tuple[int, Vector]] = {}
+    words = 0
+    for word, vector in read_word_vectors(path):
+        words += 1
+        if len(vector) != weight.shape[1]:
+            raise TransduceError(
+                f"{path}: the vectors must be as wide as the model, {weight.shape[1]} (`model.d_model`), but have "
+                f"{len(vector)} numbers."
+            )
+        for row, order in wanted.get(word, ()):
+            if row not in best or order < best[row][0]:
+                best[row] = (order, vector)
+    _put(weight, {row: vector for row, (_, vector) in best.items()}, rescale=rescale)
+    pieces = len({row for rows in wanted.values() for row, _ in rows})
+    return Coverage(pieces=pieces, found=len(best), words_in_file=words, width=weight.shape[1])
+
+
+def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
+    """For each word that would do, the rows that want it, and how good it is: 0 is best."""
+    wanted: dict[str, list[tuple[int, int]]] = {}
+    silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
+    for row in (row for row in range(vocabulary.size) if row not in silent):
+        piece = vocabulary.piece(row)
+        word = piece.removeprefix(_SPACE)
+        for order, spelling in enumerate(dict.fromkeys((piece, word, word.lower()))):
+            if spelling:
+                wanted.setdefault(spelling, []).append((row, order))
+    return wanted
+
+
+@torch.no_grad()
+def _put(weight: Tensor, vectors: Mapping[int, Vector], *, rescale: bool) -> None:
+    if not vectors:
+        return
+    rows = torch.tensor(sorted(vectors), device=weight.device)
+    new = torch.from_numpy(np.stack([vectors[row] for row in sorted(vectors)])).to(weight)
+    if rescale:
+        length = weight[rows].norm(dim=1).mean() / new.norm(dim=1).mean().clamp_min(1e-12)
+        new = new * length
+    weight[rows] = new
+
+
+def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
+    """The words of a file and their vectors, in its order.
+
+    Raises:
+        TransduceError: it is none of the three kinds, or breaks off.
+    """
+    try:
+        with _open(path) as file:
+            yield from _read(file, path)
+    except (EOFError, OSError) as error:
+        raise TransduceError(f"{path} cannot be read: {error}.") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    opened: Any = gzip.GzipFile(path) if is_gzip else path.open("rb")
+    stream: IO[bytes] = opened
+    return stream
+
+
+def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
+    first = file.readline(1 << 24)
+    header = first.split()
+    if len(header) != 2 or not all(part.isdigit() for part in header):
+        yield from _read_text(first, file, path, number=1)  # GloVe has no header
+        return
+    count, width = int(header[0]), int(header[1])
+    if not 0 < width <= _LARGEST_WIDTH:
+        raise TransduceError(f"{path}, line 1: vectors must have 1 to {_LARGEST_WIDTH:,} numbers, but have {width:,}.")
+    start = file.readline(1 << 24)
+    if _is_text(start, width):
+        yield from _read_text(start, file, path, number=2)
+    else:
+        yield from _read_binary(start, file, path, (count, width))
+
+
+def _is_text(line: bytes, width: int) -> bool:
+    parts = line.rstrip().rsplit(b" ", width)
+    try:
+        return len(parts) == width + 1 and all(np.isfinite(float(part)) for part in parts[1:])
+    except ValueError:
+        return False
+
+
+def _read_text(line: bytes, file: IO[bytes], path: Path, *, number: int) -> Iterator[tuple[str, Vector]]:
+    """A word a line, then its numbers; a word may hold spaces (some of GloVe's do)."""
+    width = len(line.rstrip().split(b" ")) - 1
+    while line:
+        parts = line.rstrip().rsplit(b" ", width)
+        try:
+            vector = np.array([float(part) for part in parts[1:]], np.float32)
+        except ValueError:
+            vector = np.zeros(0, np.float32)
+        if width < 1 or len(vector) != width:
+            raise TransduceError(
+                f"{path}, line {number:,}: a line must hold a word and {max(1, width)} numbers, but begins "
+                f"{line[:40].decode('utf-8', 'replace')!r}: it is no file of word2vec or GloVe, or damaged."
+            )
+        yield parts[0].decode("utf-8", "replace"), vector
+        line, number = file.readline(1 << 24), number + 1
+
+
+def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, int]) -> Iterator[tuple[str, Vector]]:
+    """A word, a space, and its numbers as float32, little-endian; some writers put a line feed behind them."""
+    content = _Bytes(start, file)
+    for number in range(shape[0]):
+        word = content.until_space()
+        vector = content.take(shape[1] * _FLOAT_BYTES)
+        if word is None or vector is None:
+            raise TransduceError(
+                f"{path} must hold {shape[0]:,} vectors by its first line, but breaks off after {number:,}: copy it "
+                "again."
+            )
+        yield word.lstrip(b"\n").decode("utf-8", "replace"), np.frombuffer(vector, "<f4").astype(np.float32)
+
+
+class _Bytes:
+    """A file whose beginning has been read already."""
+
+    def __init__(self, start: bytes, file: IO[bytes]) -> None:
+        self.waiting = start
+        self.file = file
+
+    def take(self, count: int) -> bytes | None:
+        """The next bytes; None where there are fewer."""
+        if len(self.waiting) < count:
+            self.waiting += self.file.read(max(count - len(self.waiting), 1 << 16))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken if len(taken) == count else None
+
+    def until_space(self) -> bytes | None:
+        """What stands before the next space; None where there is none."""
+        while (end := self.waiting.find(b" ")) < 0:
+            more = self.file.read(1 << 16)
+            if not more or len(self.waiting) > _LONGEST_WORD:
+                return None
+            self.waiting += more
+        word, self.waiting = self.waiting[:end], self.waiting[end + 1 :]
+        return word

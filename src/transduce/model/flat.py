@@ -1,0 +1,180 @@
+"""Decoding with as few operations as possible: the same function as `MemoryState`, for the usual bricks.
+
+What the modules of a decoder layer do is written out once more, a step of B × W rows at a time, without what only
+training or other bricks need. `supports` says for which models. Keys and values stay in slots (`slots.py`).
+Legend: B sentences, W hypotheses of each, S source length, L cached positions, D model width, H heads, K width of a
+head's keys and of its values.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.model.attention import AttentionTrace, MultiHeadAttention
+from transduce.model.flat_encoder import encode_flat
+from transduce.model.layers import DecoderLayer
+from transduce.model.quantized import Int8MemoryAttention
+from transduce.model.slots import SlotCache, Slots
+from transduce.model.stack import each_layer
+from transduce.model.state import Ancestry
+from transduce.model.transformer import Transformer
+
+Product = Callable[[Tensor], Tensor]
+
+
+def supports(model: nn.Module) -> TypeGuard[Transformer]:
+    """Whether a model's decoder is of the bricks that are written out here."""
+    if not isinstance(model, Transformer):
+        return False
+    config = model.config
+    return (
+        not model.training
+        and model.source_weight.device.type == "cpu"
+        and model.encoder_positions.is_plain
+        and model.decoder_positions.is_plain
+        and model.decoder_layers[0].self_attention.score is None
+        and config.norm != "batch"
+        and config.norm_order != "sandwich"
+        and config.key_width == config.value_width
+        and config.num_key_value_heads in (None, config.num_heads)
+    )
+
+
+class FlatLayer:
+    """A decoder layer's products and norms."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        own, memory = layer.self_attention, layer.memory_attention
+        self.project: Product = own.projection.forward
+        self.output: Product = own.output.forward
+        self.query, self.key_value = memory_products(memory)
+        self.memory_output: Product = memory.output.forward
+        self.feed_forward: Product = layer.feed_forward.forward
+        residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
+        self.before = [_norm(residual.norm_before) for residual in residuals]
+        self.after = [_norm(residual.norm_after) for residual in residuals]
+
+
+def memory_products(attention: MultiHeadAttention) -> tuple[Product, Product]:
+    """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
+    if isinstance(attention, Int8MemoryAttention):
+        return attention.query.forward, attention.key_value.forward
+    rows = (attention.widths[0], sum(attention.widths[1:]))
+    weight, bias = attention.projection.weight, attention.projection.bias
+    biases = (None, None) if bias is None else bias.split(rows)
+    query, key_value = (
+        partial(F.linear, weight=each, bias=own) for each, own in zip(weight.split(rows), biases, strict=True)
+    )
+    return query, key_value
+
+
+def _norm(module: nn.Module) -> Product | None:
+    return None if isinstance(module, nn.Identity) else module.forward
+
+
+class FlatState:
+    """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
+
+    def __init__(self, model: Transformer, source_ids: Tensor) -> None:
+        """Encodes source_ids (B, S)."""
+        config, rows = model.config, len(source_ids)
+        memory, mask = encode_flat(model, source_ids)
+        self.model = model
+        self.heads, self.width = config.num_heads, config.key_width
+        self.layers = [FlatLayer(layer) for layer in each_layer(model.decoder_layers, config.num_decoder_layers)]
+        empty = memory.new_empty(2, rows, self.heads, 0, self.width)
+        self.past = [SlotCache(empty) for _ in self.layers]
+        self.memory = [SlotCache(self._split(layer.key_value(memory), parts=2)) for layer in self.layers]
+        # Nothing is masked where no sentence is padded, (B × H, 1, S).
+        self.memory_bias = None if bool(mask.allowed.all()) else self._each_head(mask.bias(memory.dtype))
+        self.slots = Slots(rows)
+        self.position = 0
+        self.ancestry = Ancestry(torch.zeros(rows, 0, dtype=torch.bool, device=source_ids.device))
+        self.scale = 1.0 / math.sqrt(self.width)
+        self.nothing = memory.new_zeros(1)
+
+    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        if trace is not None:
+            raise ValueError("attention weights are not kept here: use the model's own state")
+        ids, model = self.slots.to_slots(pieces), self.model
+        mask = self.ancestry.extend(ids.shape[1])
+        position = torch.full((1,), self.position)
+        x = model.target_embedding(ids.flatten()[:, None], model.target_weight, position)[:, 0]  # (B × W, D)
+        bias = None if mask is None else self._each_head(mask.bias(x.dtype))
+        for layer, past, memory in zip(self.layers, self.past, self.memory, strict=True):
+            x = self._layer(layer, x, past, bias, memory)
+        if (norm := _norm(model.decoder_norm)) is not None:
+            x = norm(x)
+        self.position += 1
+        return self.slots.to_rows(model.finish(x).view(*ids.shape, -1))
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        self.ancestry.reorder(self.slots.to_slots(parents))
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        moves = self.slots.keep(rows)
+        if moves is None:
+            self._select(self.slots.select(rows))
+            return
+        holes, moved = moves
+        count = self.slots.count
+        for cache in (*self.past, *self.memory):
+            cache.move(holes, moved, count)
+        order = torch.arange(count, device=rows.device)
+        order[holes] = moved
+        self._select_masks(order)
+
+    def _select(self, slots: Tensor) -> None:
+        for cache in (*self.past, *self.memory):
+            cache.select(slots)
+        self._select_masks(slots)
+
+    def _select_masks(self, slots: Tensor) -> None:
+        self.ancestry.keep_sentences(slots)
+        if self.memory_bias is not None:
+            whole = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)
+            self.memory_bias = whole.index_select(0, slots).flatten(0, 1)
+
+    def _layer(self, layer: FlatLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
+        """(B × W, D) to (B × W, D)."""
+
+        def attend_to_past(y: Tensor) -> Tensor:
+            projected = layer.project(y)  # (B × W, 3 × H × K)
+            inner = self.heads * self.width
+            past.append(self._split(projected[:, inner:].unflatten(0, (past.rows, -1)), parts=2))
+            return layer.output(self._attend(projected[:, :inner], past, bias))
+
+        def attend_to_memory(y: Tensor) -> Tensor:
+            return layer.memory_output(self._attend(layer.query(y), memory, self.memory_bias))
+
+        for number, sublayer in enumerate((attend_to_past, attend_to_memory, layer.feed_forward)):
+            before, after = layer.before[number], layer.after[number]
+            x = x + sublayer(x if before is None else before(x))
+            x = x if after is None else after(x)
+        return x
+
+    def _attend(self, query: Tensor, cache: SlotCache, bias: Tensor | None) -> Tensor:
+        """Equation (1) for queries (B × W, H × K), whose result has the same shape; the bias is (B × H, 1 or W, L)."""
+        rows, inner = cache.rows, query.shape[1]
+        query = query.view(rows, -1, self.heads, self.width).transpose(1, 2).reshape(rows * self.heads, -1, self.width)
+        keys, values = cache.content()
+        known, beta = (self.nothing, 0.0) if bias is None else (bias, 1.0)
+        scores = torch.baddbmm(known, query, keys.transpose(1, 2), beta=beta, alpha=self.scale)  # (B × H, W, L)
+        heads = torch.bmm(scores.softmax(dim=-1), values)  # (B × H, W, K)
+        return heads.view(rows, self.heads, -1, self.width).transpose(1, 2).reshape(-1, inner)
+
+    def _split(self, projected: Tensor, *, parts: int) -> Tensor:
+        """(B, L, 2 × H × K) to (2, B, H, L, K)."""
+        return projected.unflatten(2, (parts, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+
+    def _each_head(self, bias: Tensor) -> Tensor:
+        """A mask's term (B, 1, Q, L) for each head: (B × H, Q, L)."""
+        return bias.expand(-1, self.heads, -1, -1).flatten(0, 1)

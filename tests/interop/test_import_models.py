@@ -1,0 +1,338 @@
+"""Models made by transformers from random weights: the same logits, and the same output as `generate`."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.model.build import build_model
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.transformer import Transformer
+from transduce.runtime.decoding import Batch, begin_search
+from transduce.search.forced import GenerateSettings
+from transduce.search.loop import run
+from transduce.search.settings import SearchSettings
+from transduce.text.vocabulary import Vocabulary
+
+V = 50
+NEW_PIECES = 14
+
+
+def bart_like(**changes: Any) -> dict[str, Any]:
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 40}
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "vocab_size": V}
+    return sizes | heads | ids | changes
+
+
+T5: dict[str, Any] = {"vocab_size": V, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
+T5 |= {"num_decoder_layers": 1, "decoder_start_token_id": 0}
+BERT = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+GPT2 = {
+    "vocab_size": V,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 30,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+}
+LLAMA = BERT | {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 30}
+ROTATION = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROTATION |= {"original_max_position_embeddings": 8, "rope_theta": 500.0}
+PADDING_FIRST = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+MARIAN = {"pad_token_id": V - 1, "eos_token_id": 0, "decoder_start_token_id": V - 1}
+
+ENCODER_DECODERS = [
+    ("BartForConditionalGeneration", bart_like()),
+    ("BartForConditionalGeneration", bart_like(activation_function="relu", scale_embedding=True, encoder_layers=1)),
+    ("MBartForConditionalGeneration", bart_like(decoder_layers=3)),
+    ("MarianMTModel", bart_like(**MARIAN, scale_embedding=True, activation_function="silu")),
+    ("MarianMTModel", bart_like(**MARIAN, d_model=24, decoder_layers=2)),
+    ("PegasusForConditionalGeneration", bart_like(**PADDING_FIRST, scale_embedding=True, activation_function="relu")),
+    ("M2M100ForConditionalGeneration", bart_like(decoder_ffn_dim=32, encoder_ffn_dim=32)),
+    ("T5ForConditionalGeneration", T5),
+    ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("T5ForConditionalGeneration", T5 | {"d_kv": 8, "feed_forward_proj": "gated-silu"}),
+]
+ENCODERS: list[tuple[str, dict[str, Any]]] = [
+    ("BertForMaskedLM", BERT),
+    ("BertForMaskedLM", BERT | {"hidden_act": "relu", "type_vocab_size": 3, "num_hidden_layers": 1}),
+    ("RobertaForMaskedLM", BERT | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}),
+]
+CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
+    ("BertForSequenceClassification", BERT | {"num_labels": 3}),
+    ("RobertaForSequenceClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
+]
+DECODERS = [
+    ("GPT2LMHeadModel", GPT2),
+    ("GPT2LMHeadModel", GPT2 | {"n_inner": 20, "activation_function": "gelu"}),
+    ("LlamaForCausalLM", LLAMA),
+    ("LlamaForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True, "rope_parameters": ROTATION}),
+]
+
+
+def peer(name: str, settings: Mapping[str, Any], *, seed: int = 1, spread: float = 0.2) -> Any:
+    """A model of transformers with weights that are all random, biases and norms too."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    torch.manual_seed(seed)
+    kind = getattr(transformers, name)
+    model = kind._from_config(kind.config_class(**settings)).eval()
+    fixed = "embed_positions" if name.startswith(("Marian", "Pegasus", "M2M100")) else "nothing"
+    with torch.no_grad():
+        for parameter in (p for place, p in model.named_parameters() if fixed not in place):
+            parameter.add_(torch.randn_like(parameter), alpha=spread)
+        for buffer in (b for place, b in model.named_buffers() if place == "final_logits_bias"):
+            buffer.normal_()
+    return model
+
+
+def stored(model: Any, folder: Path) -> tuple[dict[str, Any], StoredTensors]:
+    """What transformers writes of it."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    readers = {name: partial(tensors.__getitem__, name) for name in tensors}
+    return json.loads((folder / "config.json").read_text("utf-8")), StoredTensors(readers, str(folder))
+
+
+def imported(model: Any, folder: Path) -> Any:
+    content, tensors = stored(model, folder)
+    start = {"start_id": content["decoder_start_token_id"]} if content.get("is_encoder_decoder") else {}
+    found = import_model(content, tensors, start)
+    ours = build_model(found.config)
+    ours.load_state_dict(found.weights)
+    return ours.eval()
+
+
+def padded(pad_id: int) -> tuple[Tensor, Tensor]:
+    """Sources of several lengths, and which positions are no padding."""
+    lengths = torch.tensor([[12], [7], [1]])
+    ids = torch.randint(5, V - 2, (3, 12))
+    present = torch.arange(12) < lengths
+    return torch.where(present, ids, torch.tensor(pad_id)), present.long()
+
+
+@pytest.mark.parametrize(("name", "settings"), ENCODER_DECODERS)
+def test_encoder_decoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    theirs = peer(name, settings)
+    ours = imported(theirs, tmp_path)
+    source, present = padded(theirs.config.pad_token_id)
+    target = torch.randint(5, V - 2, (3, 9))
+    target[:, 0] = theirs.config.decoder_start_token_id
+    with torch.inference_mode():
+        expected = theirs(input_ids=source, attention_mask=present, decoder_input_ids=target).logits
+        assert isinstance(ours, Transformer)
+        assert float((ours(source, target) - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "settings"), ENCODERS + CLASSIFIERS)
+def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    theirs = peer(name, settings)
+    ours = imported(theirs, tmp_path)
+    ids, present = padded(theirs.config.pad_token_id)
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids, attention_mask=present).logits
+        assert isinstance(ours, Encoder)
+        if "num_labels" in settings:
+            found = ours.classify(ours.encode(ids)[0])
+        else:
+            found, expected = ours(ids)[present.bool()], expected[present.bool()]
+    assert float((found - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "settings"), DECODERS)
+def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    theirs = peer(name, settings)
+    ours = imported(theirs, tmp_path)
+    ids = torch.randint(5, V - 2, (3, 12))
+    with torch.inference_mode():
+        assert isinstance(ours, Decoder)
+        assert float((ours(ids) - theirs(input_ids=ids).logits).abs().max()) < 1e-5
+        state, newest = ours.start(ids), ids[:, -1:]
+        written = [ids]
+        for _ in range(8):
+            newest = ours.project(state.step(newest)).argmax(dim=-1)
+            written.append(newest)
+        expected = theirs.generate(input_ids=ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.cat(written, dim=1).tolist() == expected.tolist()
+
+
+# What `generate` is told, and how our search is told the same.
+WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"num_beams": 1}, {}, {}),
+    ({"num_beams": 4}, {}, {}),
+    ({"num_beams": 4, "length_penalty": 2.0}, {}, {"forced_last_id": "eos"}),
+    ({"num_beams": 4, "length_penalty": 0.6, "early_stopping": True}, {}, {"stop": "full", "forced_last_id": "eos"}),
+    ({"num_beams": 3, "length_penalty": 0.5, "early_stopping": "never"}, {}, {"stop": "never"}),
+    ({"num_beams": 4, "no_repeat_ngram_size": 2}, {"no_repeated_ngrams": 2}, {"forced_first_id": 7}),
+    ({"num_beams": 4, "min_new_tokens": 5}, {"min_length": 5}, {"forbidden_ids": "pad"}),
+]
+
+
+@pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), WAYS)
+def test_search_writes_what_generate_writes(
+    theirs_says: dict[str, Any], ours_says: dict[str, Any], generate: dict[str, Any], tmp_path: Path
+) -> None:
+    lengths: set[int] = set()
+    for number, (name, settings) in enumerate(ENCODER_DECODERS[::2] + ENCODER_DECODERS[5:6]):
+        theirs = peer(name, settings, seed=number + 3, spread=0.6)
+        let_some_end(theirs, share=0.02 + 0.04 * number)
+        ours = imported(theirs, tmp_path / str(number))
+        ids = {"eos": ours.config.eos_id, "pad": ours.config.pad_id}
+        said: dict[str, Any] = {key: ids.get(value, value) for key, value in generate.items()}
+        if "forbidden_ids" in said:
+            said["forbidden_ids"] = (said["forbidden_ids"],)
+        search = SearchSettings(
+            beam_size=theirs_says["num_beams"],
+            length_penalty=theirs_says.get("length_penalty", 1.0),
+            max_length=NEW_PIECES,
+            generate=GenerateSettings(**said),
+            **ours_says,
+        )
+        source = torch.randint(5, V - 2, (12, 9))
+        expected = generated(theirs, source, theirs_says, said)
+        batch = Batch(source.tolist(), [[]] * 12, [()] * 12, range(12))
+        with torch.inference_mode():
+            found = run(begin_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
+        assert [hypotheses[0].ids for hypotheses in found] == expected, name
+        lengths.update(map(len, expected))
+    assert any(0 < length < NEW_PIECES - 1 for length in lengths)  # not only empty and cut ones
+
+
+@torch.no_grad()
+def let_some_end(model: Any, *, share: float) -> None:
+    """Lifts the end symbol's logit, where there is a bias for it, so that outputs end at many places."""
+    eos_id = model.config.eos_token_id
+    for buffer in (buffer for name, buffer in model.named_buffers() if name == "final_logits_bias"):
+        ids = torch.randint(5, V - 2, (20, 9))
+        logits = model(input_ids=ids, decoder_input_ids=ids).logits  # (B, T, V)
+        buffer[:, eos_id] += (logits.amax(dim=-1) - logits[..., eos_id]).quantile(share)
+
+
+class _NoVocabulary(Vocabulary):
+    """Search asks it only what translations begin and end with."""
+
+    def __init__(self, eos_id: int) -> None:
+        self.forced = ()
+        self.eos_id = eos_id
+
+
+def generated(model: Any, source: Tensor, way: Mapping[str, Any], rules: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """What transformers writes, up to the end symbol."""
+    model.generation_config.forced_eos_token_id = rules.get("forced_last_id")
+    model.generation_config.forced_bos_token_id = rules.get("forced_first_id")
+    forbidden = [[id] for id in rules.get("forbidden_ids", ())] or None
+    written = model.generate(
+        input_ids=source,
+        attention_mask=torch.ones_like(source),
+        max_new_tokens=NEW_PIECES,
+        do_sample=False,
+        bad_words_ids=forbidden,
+        **({"length_penalty": 1.0} | dict(way)),
+    )
+    eos_id = model.config.eos_token_id
+    rows: list[list[int]] = written[:, 1:].tolist()
+    return [tuple(row[: row.index(eos_id)] if eos_id in row else row) for row in rows]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def bart_content(**changes: Any) -> dict[str, Any]:
+    return {"model_type": "bart", "is_encoder_decoder": True, "activation_function": "gelu"} | bart_like(**changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bart_content(auto_map={"AutoModel": "x.py"}), "code of its own to be run"),
+        (bart_content(model_type="whisper"), "`model_type` must be one of bart, .* but is 'whisper'"),
+        (bart_content(normalize_before=True), "`normalize_before` must be False .* but is True"),
+        (bart_content(decoder_attention_heads=4), "`encoder_attention_heads` must equal `decoder_attention_heads`, 4"),
+        (bart_content(activation_function="mish"), "`activation_function` must be one of .* but is 'mish'"),
+        (bart_content(d_model="wide"), "`d_model` must be a whole number .* but is 'wide'"),
+        (bart_content(vocab_size=None), "must say `vocab_size`"),
+        (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
+        (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
+        (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        import_model(content, StoredTensors({}, "folder"), {})
+
+
+def small_bart() -> ImportedModel:
+    """Our own weights under their names, made without transformers."""
+    return import_model(bart_content(), StoredTensors(_bart_tensors(), "folder"), {"start_id": 2})
+
+
+def _bart_tensors() -> dict[str, Any]:
+    names: dict[str, tuple[int, ...]] = {"model.shared.weight": (V, 16)}
+    for stack, layers in (("encoder", 2), ("decoder", 1)):
+        names |= {f"model.{stack}.embed_positions.weight": (42, 16)}
+        names |= {f"model.{stack}.layernorm_embedding.{p}": (16,) for p in ("weight", "bias")}
+        for n in range(layers):
+            names |= _layer_shapes(
+                f"model.{stack}.layers.{n}", ["self_attn", "encoder_attn"][: 1 + (stack == "decoder")]
+            )
+    return {name: partial(torch.randn, *shape) for name, shape in names.items()}
+
+
+def _layer_shapes(place: str, attentions: list[str]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for attention in attentions:
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= {f"{place}.{attention}.{part}.weight": (16, 16), f"{place}.{attention}.{part}.bias": (16,)}
+        shapes |= {f"{place}.{attention}_layer_norm.{p}": (16,) for p in ("weight", "bias")}
+    shapes |= {f"{place}.fc1.weight": (24, 16), f"{place}.fc1.bias": (24,)}
+    shapes |= {f"{place}.fc2.weight": (16, 24), f"{place}.fc2.bias": (16,)}
+    return shapes | {f"{place}.final_layer_norm.{p}": (16,) for p in ("weight", "bias")}
+
+
+def test_a_folder_without_transformers() -> None:
+    assert small_bart().config.num_decoder_layers == 1
+
+
+def test_missing_and_unexpected_tensors_are_all_listed() -> None:
+    tensors = _bart_tensors()
+    del tensors["model.encoder.layers.1.fc1.bias"], tensors["model.decoder.layers.0.encoder_attn.k_proj.weight"]
+    tensors |= {"model.encoder.layers.7.fc1.bias": partial(torch.randn, 24), "extra": partial(torch.randn, 2)}
+    expected = (
+        "missing model.decoder.layers.0.encoder_attn.k_proj.weight, model.encoder.layers.1.fc1.bias; unexpected extra, "
+        "model.encoder.layers.7.fc1.bias"
+    )
+    with pytest.raises(TransduceError, match=expected):
+        import_model(bart_content(), StoredTensors(tensors, "folder"), {"start_id": 2})
+
+
+def test_a_wrong_shape_is_an_error() -> None:
+    tensors = _bart_tensors() | {"model.encoder.layers.0.fc1.weight": partial(torch.randn, 20, 16)}
+    with pytest.raises(TransduceError, match=r"feed_forward.inner.weight must have the shape \(24, 16\)"):
+        import_model(bart_content(), StoredTensors(tensors, "folder"), {"start_id": 2})
+
+
+def test_untied_tables_stay_apart() -> None:
+    tensors = _bart_tensors() | {"lm_head.weight": partial(torch.ones, V, 16)}
+    model = import_model(bart_content(), StoredTensors(tensors, "folder"), {"start_id": 2})
+    assert not model.config.tie_output
+    assert bool((model.weights["own_output_weight"] == 1.0).all())
+
+
+def test_stored_sinusoids_must_be_ours() -> None:
+    content = bart_content(model_type="pegasus", activation_function="relu")
+    tensors = {name: read for name, read in _bart_tensors().items() if "layernorm_embedding" not in name}
+    for stack in ("encoder", "decoder"):
+        tensors |= {f"model.{stack}.layer_norm.{p}": partial(torch.ones, 16) for p in ("weight", "bias")}
+    with pytest.raises(TransduceError, match="must hold sines, then cosines"):
+        import_model(content, StoredTensors(tensors, "folder"), {"start_id": 0})

@@ -1,0 +1,279 @@
+"""Tokenizers of Hugging Face folders, trained here: the same ids as transformers on 1,000 lines of each language."""
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+from transduce.errors import TransduceError
+from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.text.foreign import ForeignTokenizer, ForeignVocabulary
+
+BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
+
+
+class Texts(NamedTuple):
+    """Lines of Chinese, German and English: to train on, and others to compare on."""
+
+    training: list[str]
+    lines: list[str]
+
+
+@pytest.fixture(scope="module")
+def texts(data_folder: Path) -> Texts:
+    training, lines = [], []
+    for name in ("tatoeba-zh-en/train.zh", "tatoeba-de-en/train.de", "tatoeba-de-en/train.en"):
+        path = data_folder / f"{name}.gz"
+        if not path.is_file():
+            pytest.skip(f"{path} is missing")
+        content = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+        training += content[:1000]
+        lines += content[20_000:21_000]
+    return Texts(
+        training, [*lines, "", "a  b\u3000c\t«é» ① ﬁ Ⅳ", "İstanbul ΣΑΣ 你好ab12 don't 'S 12345", "😀👍🏽 x\u200dy"]
+    )
+
+
+@pytest.fixture(scope="module")
+def train(texts: Texts) -> Callable[..., bytes]:
+    known: dict[str, bytes] = {}
+
+    def make(kind: str, **options: Any) -> bytes:
+        key = f"{kind}{options}"
+        if key not in known:
+            model = io.BytesIO()
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(texts.training),
+                model_writer=model,
+                model_type=kind,
+                **({"vocab_size": 2200, "character_coverage": 0.99, "minloglevel": 2} | options),
+            )
+            known[key] = model.getvalue()
+        return known[key]
+
+    return make
+
+
+def peers() -> Any:
+    return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+
+
+def ours(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> ForeignTokenizer:
+    files = TokenizerFiles(lambda name: (folder / name).read_bytes() if (folder / name).exists() else None, str(folder))
+    known = ModelIds(model_type=model_type, sizes=(size, size), pad_id=ids.get("pad_id"), eos_id=ids.get("eos_id"))
+    return ForeignTokenizer(import_tokenizer(files, known))
+
+
+def check_ids(theirs: Any, vocabulary: ForeignVocabulary, lines: Sequence[str], *, ends: bool = True) -> None:
+    expected = theirs(list(lines))["input_ids"]
+    for line, ids, pieces in zip(lines, expected, vocabulary.encode_batch(lines), strict=True):
+        found = vocabulary.closed(pieces)
+        assert (found if ends else found[:-1]) == ids, line
+
+
+def check_texts(theirs: Any, vocabulary: ForeignVocabulary, lines: Sequence[str]) -> None:
+    ids = vocabulary.encode_batch(lines)
+    expected = theirs.batch_decode(ids, skip_special_tokens=True)
+    assert [vocabulary.decode(row) for row in ids] == expected
+
+
+def write(folder: Path, name: str, content: bytes | dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    data = content if isinstance(content, bytes) else json.dumps(content, ensure_ascii=False).encode()
+    (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("family", ["t5", "pegasus"])
+def test_sentencepiece_with_pieces_before_or_behind(
+    family: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
+) -> None:
+    kind = {"t5": "T5Tokenizer", "pegasus": "PegasusTokenizer"}[family]
+    write(tmp_path, "spiece.model", train("unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": kind})
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    if saved:
+        theirs.save_pretrained(tmp_path)
+        (tmp_path / "spiece.model").unlink()
+    vocabulary = ours(tmp_path, family, pad_id=0, eos_id=1).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, texts.lines[:3000])
+    check_texts(theirs, vocabulary, texts.lines[:200])
+    if family == "t5":
+        check_ids(theirs, vocabulary, ["The <extra_id_0> walks in <extra_id_1> park"])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"])
+def test_tags_of_languages(kind: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+    nllb = kind == "NllbTokenizer"
+    source, target = ("zho_Hans", "eng_Latn") if nllb else ("zh_CN", "en_XX")
+    write(tmp_path, "sentencepiece.bpe.model", train("bpe" if nllb else "unigram"))
+    more = {"extra_special_tokens": [source, "deu_Latn", target]} if nllb else {}
+    theirs = getattr(peers(), kind).from_pretrained(tmp_path, src_lang=source, tgt_lang=target, **more)
+    theirs.save_pretrained(tmp_path)
+    if saved:
+        (tmp_path / "sentencepiece.bpe.model").unlink()
+    tokenizer = ours(tmp_path, "m2m_100" if nllb else "mbart", pad_id=1, eos_id=2).for_languages(source, target)
+    assert isinstance(tokenizer.source, ForeignVocabulary)
+    check_ids(theirs, tokenizer.source, texts.lines[:3000])
+    tag = theirs.convert_tokens_to_ids(target)
+    assert tokenizer.target.forced == (() if kind == "MBartTokenizer" else (tag,))
+    assert tokenizer.target.decode([tag, *tokenizer.target.encode("good"), 2]) == "good"
+    with pytest.raises(TransduceError, match=r"languages are .* but `xx` was asked for"):
+        tokenizer.for_languages(None, "xx")
+
+
+def test_m2m100(texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+    write(tmp_path, "sentencepiece.bpe.model", train("bpe"))
+    write(tmp_path, "vocab.json", _fairseq_table(train("bpe")))
+    theirs = peers().M2M100Tokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "sentencepiece.bpe.model"), src_lang="zh", tgt_lang="de"
+    )
+    tokenizer = ours(tmp_path, "m2m_100", pad_id=1, eos_id=2).for_languages("zh", "de")
+    assert isinstance(tokenizer.source, ForeignVocabulary)
+    check_ids(theirs, tokenizer.source, texts.lines)
+    assert tokenizer.target.forced == (theirs.get_lang_id("de"),)
+
+
+def _fairseq_table(model: bytes) -> dict[str, int]:
+    pieces = SentencePieceProcessor(model_proto=model)
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    names = special + [pieces.id_to_piece(id) for id in range(3, pieces.vocab_size())]
+    return {name: id for id, name in enumerate(names)}
+
+
+def test_marian_has_two_sentencepiece_models_and_one_table(
+    texts: Texts, train: Callable[..., bytes], tmp_path: Path
+) -> None:
+    models = [SentencePieceProcessor(model_proto=train("unigram", vocab_size=size)) for size in (2200, 2100)]
+    names = dict.fromkeys(model.id_to_piece(id) for model in models for id in range(3, model.vocab_size()))
+    table = {name: id for id, name in enumerate(["</s>", "<unk>", *names, ">>fra<<", ">>zho<<", "<pad>"])}
+    for name, size in (("source.spm", 2200), ("target.spm", 2100)):
+        write(tmp_path, name, train("unigram", vocab_size=size))
+    write(tmp_path, "vocab.json", table)
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "source_lang": "zh"})
+    with pytest.warns(UserWarning, match="sacremoses"):
+        theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = ours(tmp_path, "marian", len(table), pad_id=table["<pad>"], eos_id=0)
+    assert isinstance(tokenizer.source, ForeignVocabulary)
+    assert isinstance(tokenizer.target, ForeignVocabulary)
+    check_ids(theirs, tokenizer.source, [*texts.lines, ">>fra<< hello"])
+    check_texts(theirs, tokenizer.target, texts.lines[:200])
+    told = tokenizer.for_languages(None, "zho")
+    assert told.source.closed(told.source.encode("hello")) == theirs(">>zho<< hello")["input_ids"]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("family", list(BYTE_LEVEL))
+def test_byte_level_bpe(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    trained = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(texts.training, vocab_size=1500, special_tokens=special, show_progress=False)
+    trained.save_model(str(tmp_path))
+    names = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"} if family == "gpt2" else {}
+    theirs = getattr(peers(), BYTE_LEVEL[family]).from_pretrained(tmp_path, **names)
+    theirs.save_pretrained(tmp_path)
+    if not saved:
+        (tmp_path / "tokenizer.json").unlink()
+    ids = {"pad_id": None, "eos_id": 2} if family == "gpt2" else {"pad_id": 1, "eos_id": 2}
+    vocabulary = ours(tmp_path, family, **ids).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, texts.lines, ends=family != "gpt2")
+    check_texts(theirs, vocabulary, [line for line in texts.lines[:300] if "," not in line])
+    if family == "roberta" and saved:
+        check_ids(theirs, vocabulary, ["I <mask> you .", "a<mask>"])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_word_pieces(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
+    trained.train_from_iterator(texts.training, vocab_size=2500, show_progress=False)
+    trained.save_model(str(tmp_path))
+    theirs = peers().BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / ("vocab.txt" if saved else "tokenizer.json")).unlink()
+    vocabulary = ours(tmp_path, "bert", pad_id=0).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, [*texts.lines, "I [MASK] you.", "x" * 101])
+    assert vocabulary.decode(vocabulary.closed(vocabulary.encode("good day, tom."))) == "good day, tom."
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+    options = {"normalization_rule_name": "identity", "byte_fallback": True, "remove_extra_whitespaces": False}
+    write(tmp_path, "tokenizer.model", train("bpe", vocab_size=2500, **options))
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True})
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    if saved:
+        theirs.save_pretrained(tmp_path)
+        (tmp_path / "tokenizer.model").unlink()
+    vocabulary = ours(tmp_path, "llama", eos_id=2).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, texts.lines[:3000], ends=False)
+
+
+def test_llama_3(texts: Texts, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    from transduce.text.byte_level import PATTERNS
+
+    pattern = next(text for text, name in PATTERNS.items() if name == "llama3")
+    model = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    cut = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.pre_tokenizer = pre_tokenizers.Sequence([cut, bytes_of])
+    model.decoder = decoders.ByteLevel()
+    special = ["<|begin|>", "<|end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    how = trainers.BpeTrainer(vocab_size=1500, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    model.train_from_iterator(texts.training, how)
+    model.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    fast = peers().PreTrainedTokenizerFast
+    theirs = fast(tokenizer_object=model, bos_token="<|begin|>", eos_token="<|end|>")
+    theirs.save_pretrained(tmp_path)
+    vocabulary = ours(tmp_path, "llama", eos_id=1).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL"], ends=False)
+
+
+def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
+    write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
+    write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
+    tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
+    tokenizer.save(tmp_path / "out")
+    again = ForeignTokenizer.load(tmp_path / "out")
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.source.closed(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
+    assert again.source.pieces([5, 6]) == ["lo", "##ve"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": {"type": "WordLevel", "vocab": {}}}, "a model of the kind WordLevel"),
+        ({"normalizer": {"type": "Lowercase"}}, "a normalizer of the kind Lowercase"),
+        ({"pre_tokenizer": {"type": "Digits"}}, "a pre_tokenizer of the kind Digits"),
+        ({"added_tokens": None}, "is not a tokenizer.json that can be read"),
+    ],
+)
+def test_unknown_parts_are_named(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"added_tokens": [], "normalizer": None, "pre_tokenizer": None}
+    usual["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["▁a", -1.0]]}
+    write(tmp_path, "tokenizer.json", usual | content)
+    with pytest.raises(TransduceError, match=message):
+        ours(tmp_path, "t5", pad_id=0, eos_id=1)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match="holds no tokenizer that can be imported: it needs tokenizer"):
+        ours(tmp_path, "bart", pad_id=1, eos_id=2)

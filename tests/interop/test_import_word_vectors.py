@@ -1,0 +1,89 @@
+"""Files of word2vec and GloVe fill a matrix of embeddings."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.interop.word_vectors import fill_embeddings, read_word_vectors
+from transduce.text.tokenizer import Tokenizer
+
+WORDS = {"I": [1.0, 0.0, 2.0], "tea": [0.0, 3.0, 0.5], "，": [-1.0, 2.0, 2.0], "zebra crossing": [5.0, 5.0, 5.0]}
+
+
+def text_lines(*, header: bool) -> bytes:
+    lines = [f"{word} {' '.join(map(str, vector))}" for word, vector in WORDS.items()]
+    return "\n".join([f"{len(WORDS)} 3"] * header + lines).encode() + b"\n"
+
+
+def binary(*, line_feeds: bool) -> bytes:
+    end = b"\n" if line_feeds else b""
+    rows = (word.encode() + b" " + np.array(vector, "<f4").tobytes() + end for word, vector in WORDS.items())
+    return b"".join([f"{len(WORDS)} 3\n".encode(), *rows])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [text_lines(header=True), text_lines(header=False), gzip.compress(text_lines(header=False))],
+    ids=["word2vec", "glove", "gzip"],
+)
+def test_text_files(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_bytes(content)
+    assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
+
+
+@pytest.mark.parametrize("line_feeds", [False, True])
+def test_binary_files(line_feeds: bool, tmp_path: Path) -> None:
+    path = tmp_path / "vectors.bin"
+    words = {word: vector for word, vector in WORDS.items() if " " not in word}
+    rows = binary(line_feeds=line_feeds).replace(b"zebra crossing", b"zebra")
+    path.write_bytes(rows)
+    found = {word: vector.tolist() for word, vector in read_word_vectors(path)}
+    assert found == words | {"zebra": [5.0, 5.0, 5.0]}
+
+
+def test_pieces_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    vocabulary = small_tokenizer.source
+    words = [vocabulary.piece(id).lstrip("▁") for id in range(vocabulary.size)]
+    known = sorted({word for word in words[3:] if word})[:20]
+    path = tmp_path / "glove.txt"
+    path.write_text("".join(f"{word} {number} 1 2\n" for number, word in enumerate(known)), "utf-8")
+    weight = torch.randn(vocabulary.size, 3)
+    before = weight.clone()
+    coverage = fill_embeddings(weight, vocabulary, path, rescale=False)
+    rows = [row for row in range(3, vocabulary.size) if not torch.equal(weight[row], before[row])]
+    assert [weight[row].tolist() for row in rows] == [[float(known.index(words[row])), 1.0, 2.0] for row in rows]
+    assert coverage.found == len(rows) >= len(known)
+    assert coverage.words_in_file == len(known)
+    assert torch.equal(weight[:3], before[:3])
+    assert "pieces (" in str(coverage)
+
+
+def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    vocabulary = small_tokenizer.source
+    path = tmp_path / "glove.txt"
+    path.write_text("".join(f"{vocabulary.piece(id)} {id} 50 -9\n" for id in range(3, 40)), "utf-8")
+    weight = torch.nn.functional.normalize(torch.randn(vocabulary.size, 3), dim=1)
+    fill_embeddings(weight, vocabulary, path)
+    assert float(weight[3:40].norm(dim=1).mean()) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a 1 2\n", r"as wide as the model, 3 .* but have 2 numbers"),
+        (b"a 1 2 3\nb 1 x 3\n", r"line 2: a line must hold a word and 3 numbers, but begins 'b 1 x 3"),
+        (b"5 3\na \x00\x00\x80\x3f", r"must hold 5 vectors by its first line, but breaks off after 0"),
+        (b"word\n", r"line 1: a line must hold a word and 1 numbers"),
+        (b"3 99999999\n", r"line 1: vectors must have 1 to 65,536 numbers, but have 99,999,999"),
+    ],
+)
+def test_other_files_are_refused(content: bytes, message: str, small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_bytes(content)
+    with pytest.raises(TransduceError, match=message):
+        fill_embeddings(torch.zeros(small_tokenizer.source.size, 3), small_tokenizer.source, path)

@@ -1,0 +1,452 @@
+"""The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from transduce.commands.serve import page_views
+from transduce.inspection.interventions import Head, Intervention, intervene
+from transduce.inspection.page import read_part
+from transduce.inspection.sentence import inspect_sentence
+from transduce.runtime.translator import Translator
+from transduce.serving.messages import PageSettings
+from transduce.serving.models import ServedModel
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SENTENCE = "今天老师喜欢苹果。"
+OTHER = "我吃鱼。"
+BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+
+
+@pytest.fixture(scope="module")
+def live(serve: Any, translator: Translator) -> Iterator[Any]:
+    """Two directions; the second only looks as if it were another one."""
+    models = [ServedModel(translator, languages=pair) for pair in (("zh", "en"), ("en", "zh"))]
+    with serve(*models, views=page_views()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
+    program = next((each for each in BROWSERS if Path(each).exists()), None)
+    if program is None:
+        pytest.skip("Chromium is not installed: no browser tests")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """Opens the page, and fails where a script fails or anybody but the server is asked."""
+
+    def __init__(self, browser: "Browser") -> None:
+        self.browser = browser
+        self.errors: list[str] = []
+        self._contexts: list[Any] = []
+
+    def __call__(self, url: str, **options: Any) -> "Page":
+        context = self.browser.new_context(
+            **({"locale": "en-US", "viewport": {"width": 1100, "height": 900}} | options)
+        )
+        self._contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(url) else self.errors.append(asked.url))
+        page.goto(url)
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+        assert self.errors == []
+
+
+@pytest.fixture
+def opened(browser: "Browser") -> Iterator[Opened]:
+    opener = Opened(browser)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def page(opened: Opened, live: Any) -> "Page":
+    return opened(live.url)
+
+
+def until(page: "Page", expression: str, arg: Any = None) -> None:
+    """Waits from outside: the page's policy forbids to evaluate anything inside."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < deadline, f"it did not come about in time: {expression}"
+        page.wait_for_timeout(20)
+
+
+def until_output(page: "Page", text: str) -> None:
+    until(page, "text => document.getElementById('output').innerText === text", text)
+
+
+def write(page: "Page", text: str) -> None:
+    """Types, and waits until there is a translation whose first line has been looked into."""
+    page.locator("#text").fill(text)
+    until(
+        page, "line => found.inspection?.source === line && !document.querySelector('.stale')", text.split("\n", 1)[0]
+    )
+    page.locator("#output[aria-busy=false]").wait_for()
+
+
+def shown(pieces: Any) -> list[str]:
+    return [piece.replace("▁", "_") for piece in pieces]
+
+
+def outcome(page: "Page", number: int) -> str:
+    """The translation before (0) or after (1) a change, once it is there."""
+    return page.locator(".outcome .translation").nth(number).inner_text()
+
+
+# --- what is sent ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
+    reply = live.ask("GET", "/")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.headers["content-security-policy"] == "frame-ancestors 'none'"
+    text = reply.body.decode()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "connect-src 'self'" in policy[1]
+    assert re.search(r"script-src 'sha256-[\w+/]{43}='", policy[1])
+    assert set(re.findall(r"https?://[^\"'\s<]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(link|img|iframe)|\bsrc=|@import|url\(", text)
+    assert len(reply.body) < 100_000
+
+
+def test_it_knows_what_it_must_of_the_server(serve: Any, translator: Translator) -> None:
+    model = ServedModel(translator, languages=("zh", "en"))
+    limits = {"max_characters": 500, "max_alternatives": 1, "api_keys": ("k",)}
+    with serve(model, views=page_views(), **limits) as live:
+        text = live.ask("GET", "/").body.decode()
+    found = re.search(r'id="payload">(.*?)</script>', text)
+    assert found is not None
+    assert msgspec.json.decode(found[1], type=PageSettings) == PageSettings(
+        pairs=[("zh-Hans", "en")], most_characters=500, most_alternatives=1, needs_key=True
+    )
+
+
+def test_every_word_of_the_page_is_in_both_languages() -> None:
+    unquoted = re.sub(r'"[^"]*"|`[^`]*`', '""', read_part("live_words.js"))
+    english, chinese = unquoted.split("Object.assign(WORDS.zh")
+    names = [set(re.findall(r"[\s{,](\w+): ", part)) for part in (english, chinese)]
+    assert names[0] == names[1]
+    assert len(names[0]) > 30
+    scripts = "".join(map(read_part, ("live.js", "changes.js", "answers.js")))
+    known = names[0] | set(re.findall(r"[\s{,](\w+): ", re.sub(r'"[^"]*"|`[^`]*`', '""', read_part("words.js"))))
+    assert set(re.findall(r"(?<![.\w])words(?:\(\))?\.(\w+)", scripts)) <= known
+
+
+# --- translating -------------------------------------------------------------------------------------------------
+
+
+def test_typing_is_translating(page: "Page", live: Any, translator: Translator) -> None:
+    page.locator("#text").press_sequentially(SENTENCE)
+    page.locator(".piece").first.wait_for()
+    answer = live.translate(SENTENCE, source="zh", alternatives=3).json
+    assert page.locator("#output").inner_text() == answer["translatedText"]
+    assert page.locator(".others li").all_inner_texts() == answer["alternatives"]
+    inspection = inspect_sentence(translator, SENTENCE)
+    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_pieces)
+    assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
+    assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
+
+
+def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, gated_model: Any) -> None:
+    model = gated_model(steps=4, is_open=False)
+    with serve(model, views=page_views()) as live:
+        page = opened(live.url)
+        page.locator("#text").fill("ein Satz")
+        for words in ("word0", "word0 word1", "word0 word1 word2"):
+            model.let_through(1)
+            until(page, "words => document.getElementById('output').innerText.startsWith(words)", words)
+            assert page.locator("#output").get_attribute("aria-busy") == "true"
+        model.open()
+        until_output(page, "EIN SATZ")
+        # What cannot be looked into is translated all the same.
+        page.get_by_text("This model cannot be looked into: it can only translate.").wait_for()
+        assert page.locator("#output").inner_text() == "EIN SATZ"
+        page.close()
+
+
+def test_going_on_typing_gives_up_what_was_asked_before(
+    opened: Opened, serve: Any, gated_model: Any, wait_until: Any
+) -> None:
+    model = gated_model(steps=3, is_open=False)
+    with serve(model, views=page_views()) as live:
+        page = opened(live.url)
+        page.locator("#text").fill("eins")
+        model.let_through(1)
+        until(page, "document.getElementById('output').innerText.startsWith('word0')")
+        page.locator("#text").fill("zwei")
+        page.locator(".main").click()
+        wait_until(lambda: live.service.metrics.disconnects.value() == 1)
+        model.open()
+        until_output(page, "ZWEI")
+        page.close()
+
+
+def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
+    write(page, f"{SENTENCE}\n\n{OTHER}")
+    first = page.locator(".piece span").all_inner_texts()
+    page.get_by_label("Line to look into").select_option(f"2: {OTHER}")
+    until(page, "source => found.inspection.source === source", OTHER)
+    assert page.locator(".piece span").all_inner_texts() != first
+    assert len(page.locator("#output").inner_text().split("\n")) == 3
+
+
+def test_another_pair_of_languages_can_be_chosen(page: "Page") -> None:
+    write(page, SENTENCE)
+    choice = page.get_by_label("Languages")
+    assert choice.locator("option").all_inner_texts() == [
+        "Simplified Chinese → English",
+        "English → Simplified Chinese",
+    ]
+    with page.expect_request("**/translate") as asked:
+        choice.select_option(index=1)
+    sent = asked.value.post_data_json
+    assert sent is not None
+    assert (sent["source"], sent["target"]) == ("en", "zh-Hans")
+    page.locator("#output[aria-busy=false]").wait_for()
+    english = page.locator("#output").inner_text()
+    page.get_by_label("Other way round").click()
+    assert page.locator("#text").input_value() == english
+    assert page.locator("#pair").input_value().startswith("Simplified Chinese")
+
+
+def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page") -> None:
+    write(page, SENTENCE)
+    page.locator(".word").nth(1).hover()
+    shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")
+    assert max(shades) > 0.1
+    assert page.locator(".word.from").count() == 1
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+def test_errors_are_sentences(page: "Page") -> None:
+    page.evaluate("settings.mostCharacters = 1e9")
+    page.locator("#text").fill("我" * 20_001)
+    page.get_by_text("Invalid request: request (20001) exceeds text limit (20000 characters)").wait_for()
+    page.evaluate("settings.mostCharacters = 20000")
+    page.locator("#text").fill("我" * 20_002)
+    page.get_by_text("The text has 20002 characters, but at most 20000 are allowed: shorten it.").wait_for()
+    page.locator("#text").fill(OTHER * 200)
+    page.get_by_text("A sentence is inspected in one piece, with at most 256 pieces").wait_for()
+    assert page.locator("#output").inner_text() != ""
+    page.route("**/translate", lambda route: route.abort())
+    page.locator("#text").fill(OTHER)
+    page.get_by_text("The server does not answer: see whether it still runs, then try again.").wait_for()
+    page.unroute("**/translate")
+    write(page, OTHER)
+    assert page.locator(".error").all_inner_texts() == ["", ""]
+
+
+def test_a_key_is_asked_for_where_the_server_wants_one(opened: Opened, serve: Any, translator: Translator) -> None:
+    model = ServedModel(translator, languages=("zh", "en"))
+    with serve(model, views=page_views(), api_keys=("secret",)) as live:
+        page = opened(live.url)
+        page.locator("#text").fill(OTHER)
+        page.get_by_text("An API key is needed here").wait_for()
+        page.get_by_label("API key").fill("secret")
+        page.keyboard.press("Enter")
+        page.locator(".piece").first.wait_for()
+        page.close()
+
+
+# --- seeing how it was made --------------------------------------------------------------------------------------
+
+
+def look_inside(page: "Page", text: str = SENTENCE) -> None:
+    write(page, text)
+    page.get_by_text("See how it was made").click()
+    page.locator(".heads button").first.wait_for()
+
+
+def test_all_heads_and_the_tree_are_there(page: "Page", translator: Translator) -> None:
+    look_inside(page)
+    inspection = inspect_sentence(translator, SENTENCE)
+    layers, heads = inspection.memory.shape[:2]
+    for kind in ("Target → source", "Source → source", "Target → target before it"):
+        page.get_by_role("button", name=kind, exact=True).click()
+        assert page.locator(".heads button").count() == layers * (heads + 1)
+        page.get_by_label("layer 1, head 2", exact=True).click()
+        assert page.locator(".attention svg .row").count() > 3
+        assert page.locator(".attention canvas").count() == 1
+    assert page.locator(".node").count() == len(inspection.tree)
+
+
+def test_switching_a_head_off_shows_both_translations(page: "Page", translator: Translator) -> None:
+    look_inside(page)
+    page.get_by_label("layer 2, head 1", exact=True).click()
+    page.get_by_role("button", name="Switch this head off").click()
+    page.locator(".comparison").wait_for()
+    change = Intervention(heads_off=(Head("memory", 1, 0),))
+    both = intervene(translator, SENTENCE, change)
+    assert (outcome(page, 0), outcome(page, 1)) == (both.before.translation, both.after.translation)
+    assert page.locator(".heads button.off").count() == 1
+    page.get_by_role("button", name="Undo: target → source: layer 2, head 1 is off").click()
+    page.locator(".changes").wait_for(state="hidden")
+    assert page.locator(".heads button.off").count() == 0
+
+
+def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator) -> None:
+    look_inside(page)
+    page.get_by_label("layer 2, mean", exact=True).click()
+    page.get_by_role("button", name="Switch this layer's heads off").click()
+    page.locator(".comparison").wait_for()
+    count = translator.transformer.config.num_heads
+    change = Intervention(heads_off=tuple(Head("memory", 1, head) for head in range(count)))
+    assert outcome(page, 1) == intervene(translator, SENTENCE, change).after.translation
+    assert page.locator(".chip").all_inner_texts() == ["target → source: layer 2 is off ✕"]
+
+
+def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
+    write(page, SENTENCE)
+    page.locator(".piece").nth(1).click()
+    candidates = inspect_sentence(translator, SENTENCE).steps[1].candidates
+    page.get_by_role("button", name="write this here").first.click()
+    page.locator(".comparison").wait_for()
+    forced = intervene(translator, SENTENCE, Intervention(step=1, force=candidates[1].piece))
+    assert outcome(page, 1) == forced.after.translation
+    assert (
+        page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([candidates[1].piece])[0])
+    )
+    page.get_by_role("button", name="forbid it here").click()
+    forbidden = intervene(translator, SENTENCE, Intervention(step=1, forbid=(candidates[0].piece,)))
+    until(
+        page,
+        "said => document.querySelectorAll('.outcome .translation')[1]?.innerText === said",
+        forbidden.after.translation,
+    )
+
+
+def test_a_word_of_the_source_can_be_changed(page: "Page", translator: Translator) -> None:
+    look_inside(page, OTHER)
+    words = inspect_sentence(translator, OTHER).words.source_words
+    place = next(number for number, word in enumerate(words) if "鱼" in word)
+    page.locator(".replaceable .word").nth(place).click()
+    page.keyboard.type("茶")
+    page.keyboard.press("Enter")
+    page.locator(".comparison").wait_for()
+    changed = OTHER.replace(words[place], "茶")
+    assert outcome(page, 1) == intervene(translator, OTHER, Intervention(source=changed)).after.translation
+    page.locator(".replaceable .word").nth(0).click()
+    page.keyboard.press("Escape")
+    assert page.locator(".replacement").count() == 0
+    assert page.locator("#output").inner_text() == outcome(page, 0)
+
+
+def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
+    write(page, SENTENCE)
+    page.get_by_role("button", name="forbid it here").click()
+    page.locator(".comparison").wait_for()
+    write(page, OTHER)
+    assert page.locator(".changes").is_hidden()
+
+
+def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) -> None:
+    pieces = len(translator.tokenizer.source.encode(OTHER))
+    text = OTHER * (200 // pieces + 1)
+    count = len(translator.tokenizer.source.encode(text)) + 1
+    assert 200 <= count <= 256
+    look_inside(page, text)
+    page.get_by_role("button", name="Source → source").click()
+    assert page.locator(".attention svg .row").count() == count
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1100
+
+
+# --- for everybody -----------------------------------------------------------------------------------------------
+
+
+def test_the_keyboard_is_enough(page: "Page") -> None:
+    keyboard = page.keyboard
+    keyboard.insert_text(OTHER)  # the field has the focus from the beginning
+    keyboard.press("Control+Enter")
+    page.locator(".piece").first.wait_for()
+
+    def go_to(selector: str) -> None:
+        """With Tab alone: the views are one stop each."""
+        for _ in range(15):
+            keyboard.press("Tab")
+            if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                return
+        raise AssertionError(f"Tab does not lead to {selector}")
+
+    go_to(".word")
+    keyboard.press("ArrowRight")
+    assert page.locator(".word.from").count() == 1
+    go_to(".piece")
+    keyboard.press("Home")
+    keyboard.press("ArrowRight")
+    keyboard.press("Enter")
+    assert page.locator(".piece").nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".piece:focus").count() == 1
+    go_to(".small")
+    keyboard.press("Enter")
+    page.locator(".comparison").wait_for()
+    go_to("summary")
+    keyboard.press("Enter")
+    page.locator(".heads button").first.wait_for()
+    go_to(".heads button")
+    keyboard.press("Home")
+    keyboard.press("ArrowDown")
+    keyboard.press("Enter")
+    assert page.locator(".heads button[aria-pressed=true]").get_attribute("aria-label") == "layer 2, head 1"
+    go_to(".switch")
+    keyboard.press("Space")
+    page.locator(".heads button.off").wait_for()
+    go_to(".node")
+    keyboard.press("ArrowRight")
+    assert page.locator(".node.best:focus").count() == 1
+    go_to(".chip")
+    keyboard.press("Enter")
+
+
+def test_it_speaks_the_browsers_language_and_the_other_one(opened: Opened, live: Any) -> None:
+    page = opened(live.url, locale="zh-CN")
+    assert page.locator("html").get_attribute("lang") == "zh"
+    assert page.get_by_role("button", name="翻译").is_visible()
+    assert page.locator("#pair option").first.inner_text() == "简体中文 → 英语"
+    write(page, SENTENCE)
+    assert page.locator("h2").first.inner_text() == "逐词对照"
+    page.get_by_role("button", name="English", exact=True).click()
+    assert page.locator("h2").first.inner_text() == "Word by word"
+    assert page.locator("#text").input_value() == SENTENCE
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_has_the_systems_colours_and_the_other_ones(opened: Opened, live: Any, scheme: Any) -> None:
+    page = opened(live.url, color_scheme=scheme)
+    brightness = "Math.max(...getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number))"
+    assert (page.evaluate(brightness) > 128) == (scheme == "light")
+    page.get_by_role("button", name="Dark / light").click()
+    assert (page.evaluate(brightness) > 128) == (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", [340, 1400])
+def test_nothing_sticks_out_at_any_width(opened: Opened, live: Any, width: int) -> None:
+    page = opened(live.url, viewport={"width": width, "height": 800})
+    look_inside(page)
+    page.get_by_role("button", name="Switch this layer's heads off").click()
+    page.locator(".comparison").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
