@@ -74,6 +74,7 @@ UNSAID = {
     "task.merges": "`128`",
     "task.next_sentence": "`true`",
     "data.languages": "the files' suffixes",
+    "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "start_from": "not set",
     "task.context": "`256`; `128` for encoders",

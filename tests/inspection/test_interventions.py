@@ -25,7 +25,7 @@ def test_without_a_change_nothing_changes(translator: Translator, search: Search
 def test_a_head_that_is_off_is_as_if_its_part_of_the_output_matrix_were_zero(
     translator: Translator, kind: HeadKind
 ) -> None:
-    model = translator.model
+    model = translator.transformer
     layers = model.encoder_layers if kind == "encoder" else model.decoder_layers
     attention = layers[1].memory_attention if kind == "memory" else layers[1].self_attention
     source, target = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[0, 8, 9]])
@@ -48,7 +48,7 @@ def test_an_error_inside_switches_heads_on_again(translator: Translator) -> None
     before = translator(SENTENCE, beam_size=1)
 
     def fail() -> None:
-        with heads_off(translator.model, [Head("memory", 0, 0), Head("encoder", 0, 0)]):
+        with heads_off(translator.transformer, [Head("memory", 0, 0), Head("encoder", 0, 0)]):
             raise KeyError
 
     with pytest.raises(KeyError):

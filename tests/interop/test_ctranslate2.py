@@ -53,7 +53,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def write_and_open(translator: Translator, folder: Path, quantization: str = "float32") -> CTranslate2Model:
-    write_ctranslate2(translator.model, translator.tokenizer, folder, quantization=quantization)
+    write_ctranslate2(translator.transformer, translator.tokenizer, folder, quantization=quantization)
     start_id = translator.model.config.start_id
     return CTranslate2Model(folder, translator.tokenizer, start_id=start_id, threads=1)
 

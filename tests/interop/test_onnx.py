@@ -62,7 +62,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def write_and_open(translator: Translator, folder: Path) -> OnnxModel:
-    write_onnx(translator.model, folder)
+    write_onnx(translator.transformer, folder)
     return OnnxModel(folder, threads=1)
 
 
@@ -128,7 +128,7 @@ def test_hypotheses_are_reordered_by_indexing_the_cache(make_translator: MakeTra
 
 def test_names_and_metadata(make_translator: MakeTranslator, tmp_path: Path) -> None:
     translator = make_translator(num_decoder_layers=2, positions="learned", max_positions=30, start_id=1)
-    write_onnx(translator.model, tmp_path)
+    write_onnx(translator.transformer, tmp_path)
     encoder, decoder = (onnx.load(str(tmp_path / name)) for name in ("encoder.onnx", "decoder.onnx"))
     assert [given.name for given in encoder.graph.input] == ["source_ids"]
     memory = ["memory_mask", "memory_key.0", "memory_value.0", "memory_key.1", "memory_value.1"]
@@ -159,7 +159,7 @@ def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path
     sizes, vocabulary = [], make_translator().tokenizer.target.size
     for shared in (True, False):
         translator = make_translator(share_layers=shared, num_encoder_layers=4, num_decoder_layers=1, d_model=32)
-        write_onnx(translator.model, tmp_path)
+        write_onnx(translator.transformer, tmp_path)
         sizes.append((tmp_path / "encoder.onnx").stat().st_size)
     one_layer = 4 * (4 * 32 * 32 + 2 * 32 * 24)
     assert 2.9 * one_layer < sizes[1] - sizes[0] < 3.6 * one_layer

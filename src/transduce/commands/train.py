@@ -14,6 +14,7 @@ _SETTINGS = {
     "start_from": "start_from",
     "source": "data.source",
     "target": "data.target",
+    "prepared": "data.prepared",
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
     "languages": "data.languages",
@@ -46,6 +47,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone",
     )
+    add("--prepared", metavar="DIR", help="what `transduce prepare` wrote, in place of files")
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")
     add(
         "--dev-source",

@@ -11,6 +11,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, pad
+from transduce.runtime.eight_bits import to_eight_bits
 from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.machine import Machine, Precision, detect_machine
@@ -75,7 +76,9 @@ class Translator:
 
     @property
     def precision(self) -> str:
-        """fp32 or bf16."""
+        """fp32, bf16 or int8."""
+        if isinstance(self.model, Int8Transformer):
+            return "int8"
         return "bf16" if self.model.source_weight.dtype == torch.bfloat16 else "fp32"
 
     @overload
@@ -347,7 +350,8 @@ def load(
 
     Args:
         folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
-        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
+        precision: "fp32", "bf16", "int8": 8-bit weights, for a CPU; or "auto": bf16 where the hardware
+            multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
         threads: threads to compute with, in the whole process; None: all cores that the process may use.
         source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
@@ -356,8 +360,8 @@ def load(
     Raises:
         TransduceError: a folder or an option is not what it should be.
     """
-    if precision not in ("auto", *_DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    if precision not in ("auto", "int8", *_DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(each) for each in folder]
     if not folders:
         raise TransduceError("At least one model folder is needed, but none was named.")
@@ -367,8 +371,7 @@ def load(
         with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders
     ]
     _check_vocabularies(folders, contents)
-    dtype = _DTYPES[_precision(precision, machine)]
-    first, *others = (content.model.to(device=machine.device, dtype=dtype) for content in contents)
+    first, *others = (_made_ready(each.model, _precision(precision, machine), machine.device) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
@@ -377,6 +380,13 @@ def load(
         search=read_search_settings(folders[0]),
         ensemble=others,
     )
+
+
+def _made_ready(model: EncoderDecoder, precision: str, device: str) -> EncoderDecoder:
+    """Where and in what it computes."""
+    if precision == "int8":
+        return to_eight_bits(model, device)
+    return model.to(device=device, dtype=_DTYPES[precision])
 
 
 def _precision(asked: str, machine: Machine) -> str:

@@ -17,6 +17,7 @@ from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step
+from transduce.search.vocabulary import log_normalizer
 
 
 def beam_search(
@@ -111,7 +112,7 @@ class BeamSearch:
     def advance(self) -> None:
         """One step: extends every live hypothesis by every piece, finishes those that end, keeps W others."""
         logits = self.scorer.step(self.newest).float()
-        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        normalizer = log_normalizer(logits)
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
         live, ended = self.selection.select(Step(logits, normalizer, self.scores, self.pieces, self.rows))
@@ -176,12 +177,14 @@ class BeamSearch:
 
     def _finish_candidates(self, ended: Candidates) -> None:
         """Enters those that end among the finished ones of their group."""
-        for row, number in (ended.totals > NEVER).nonzero().tolist():
-            parent = int(ended.parents[row, number])
-            pieces = torch.cat([self.pieces[row, parent], ended.pieces[row, number, None]])
-            values = torch.cat([self.log_probabilities[row, parent], ended.piece_scores[row, number, None]])
+        rows, numbers = (ended.totals > NEVER).nonzero().unbind(1)
+        parents = ended.parents[rows, numbers]
+        pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
+        values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
+        places = zip(rows.tolist(), numbers.tolist(), parents.tolist(), strict=True)
+        for history, (row, number, parent) in zip(zip(pieces, values, strict=True), places, strict=True):
             group = number * self.beam.groups // ended.totals.shape[1]
-            self._finish(row, parent, group, (pieces, values), ended=True)
+            self._finish(row, parent, group, history, ended=True)
 
     def _finish_live(self, row: int) -> None:
         """Where a sentence breaks off, its live hypotheses count as they are."""

@@ -15,6 +15,7 @@ from transduce.search.loop import run
 from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
+from transduce.search.vocabulary import best_piece, log_normalizer
 
 # Logits (B, W, V), float32, and the sentences' places in the input (B,), to the next pieces (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -47,7 +48,7 @@ def greedy_search(
 
 def take_best(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
     """The best piece of each hypothesis, (B, W)."""
-    return logits.argmax(dim=-1)
+    return best_piece(logits)
 
 
 class Walk:
@@ -84,7 +85,7 @@ class Walk:
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
             self.scorer.reorder(self.newest.new_zeros(len(self.rows), self.width))
-        normalizer = logits.logsumexp(dim=-1)  # before the rules: log-probabilities are the model's own
+        normalizer = log_normalizer(logits)[..., 0]  # before the rules: log-probabilities are the model's own
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
         newest = self.choose(logits, self.rows)

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from transduce.search.vocabulary import best_pieces
+
 NEVER = float("-inf")
 
 
@@ -112,7 +114,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """
     swayed = step.logits if costs is None else step.logits - costs
     width = min(count, swayed.shape[-1])  # more from one hypothesis are never needed
-    best, pieces = swayed.topk(width, dim=-1)  # (B, W, width)
+    best, pieces = best_pieces(swayed, width)  # (B, W, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width

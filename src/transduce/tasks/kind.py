@@ -112,6 +112,8 @@ class TaskKind(ABC):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.prepared is not None:
+            self._check_prepared(settings)
         if settings.model.norm == "batch":
             raise TransduceError(
                 "`model.norm` is batch, whose running statistics are no weights: a run's checkpoints and model folder "
@@ -119,6 +121,13 @@ class TaskKind(ABC):
             )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
+
+    def _check_prepared(self, settings: Settings) -> None:
+        if self.name != "translation" or settings.start_from is not None:
+            what = "`start_from`" if settings.start_from is not None else f"`task.kind` = {self.name}"
+            raise TransduceError(
+                f"`data.prepared` holds pairs with a vocabulary of their own, which {what} cannot use: give --source."
+            )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuses a kind of model that cannot do this.

@@ -17,7 +17,7 @@ from transduce.model.config import ModelConfig
 from transduce.runtime.folder import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.beginning import build_beginning, read_beginning, recall_beginning, remember_beginning
-from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus
+from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
 from transduce.tasks.kind import Place
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.precautions import share_of_machine, take_precautions
@@ -76,14 +76,17 @@ class Run:
         settings, account = self.settings, Account(self.request.said_reason)
         self.kind.check(settings)
         beginning = read_beginning(settings)
-        corpus = prepare_corpus(
-            settings,
-            self._text(settings, folder, anew=True),
-            folder,
-            lambda size: resolve_tokenizer(settings, size, account),
-            self.display,
-            tokenizer=None if beginning is None else beginning.tokenizer,
-        )
+        if settings.data.prepared is not None:
+            corpus = use_prepared(settings, Path(settings.data.prepared), folder, self.display)
+        else:
+            corpus = prepare_corpus(
+                settings,
+                self._text(settings, folder, anew=True),
+                folder,
+                lambda size: resolve_tokenizer(settings, size, account),
+                self.display,
+                tokenizer=None if beginning is None else beginning.tokenizer,
+            )
         kept = None if beginning is None else beginning.model.config
         if kept is not None:
             remember_beginning(folder, kept)
@@ -140,7 +143,10 @@ class Run:
         self.was_trained = state is not None
         if state is not None and state.surroundings is not None:
             self._use_threads_of(state.surroundings)
-        corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out, anew=False))
+        if settings.data.prepared is not None:
+            corpus = reopen_prepared(settings, Path(settings.data.prepared), self.request.out)
+        else:
+            corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out, anew=False))
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
         if not self.request.dry_run and self.processes.is_first:

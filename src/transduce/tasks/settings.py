@@ -79,6 +79,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     # learns from text alone has its files here.
     source: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    # In place of files: the folder that `transduce prepare` wrote. It stays where it is, and is read from there.
+    prepared: str | None = None
     format: Format = "auto"
     # The dev set; a part of the training pairs is held out where there is none.
     dev_source: tuple[str, ...] = ()
