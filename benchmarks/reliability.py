@@ -141,7 +141,8 @@ def measure_seek() -> Iterator[Row]:
 def measure_preemption(folder: Path, *, quick: bool) -> Iterator[Row]:
     """SIGTERM at random moments: how long until the process is gone, and whether a finished step was lost."""
     folder.mkdir()
-    settings = demo_settings(folder, 5_000) | {"training.report_every": 1, "training.validate_every": 7}
+    settings = demo_settings(folder, 5_000)
+    settings |= {"training.report_every": 1, "training.validate_every": 7, "training.patience": 0}
     run, chance = folder / "run", random.SystemRandom()
     slowest, lost, right = 0.0, 0, 0
     times = 4 if quick else 20
