@@ -177,7 +177,7 @@ def test_loading_tells_languages_and_precision(trained: Path) -> None:
 
 
 def test_an_unknown_precision_is_refused(trained: Path) -> None:
-    with pytest.raises(TransduceError, match="`precision` must be `auto`, `fp32` or `bf16`, but is `fp16`"):
+    with pytest.raises(TransduceError, match="`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `fp16`"):
         load(trained, precision="fp16")
 
 

@@ -7,7 +7,7 @@ head's keys and of its values.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeGuard
 
@@ -19,6 +19,7 @@ from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
 from transduce.model.layers import DecoderLayer
 from transduce.model.quantized import Int8MemoryAttention
+from transduce.model.scores import build_score
 from transduce.model.slots import SlotCache, Slots
 from transduce.model.stack import each_layer
 from transduce.model.state import Ancestry
@@ -37,7 +38,7 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
         and model.source_weight.device.type == "cpu"
         and model.encoder_positions.is_plain
         and model.decoder_positions.is_plain
-        and model.decoder_layers[0].self_attention.score is None
+        and build_score(config, num_heads=config.num_heads, d_k=config.key_width) is None
         and config.norm != "batch"
         and config.norm_order != "sandwich"
         and config.key_width == config.value_width
@@ -77,6 +78,12 @@ def _norm(module: nn.Module) -> Product | None:
     return None if isinstance(module, nn.Identity) else module.forward
 
 
+def _layers(model: Transformer) -> Iterator[DecoderLayer]:
+    for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
+        assert isinstance(layer, DecoderLayer)
+        yield layer
+
+
 class FlatState:
     """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
 
@@ -86,10 +93,10 @@ class FlatState:
         memory, mask = encode_flat(model, source_ids)
         self.model = model
         self.heads, self.width = config.num_heads, config.key_width
-        self.layers = [FlatLayer(layer) for layer in each_layer(model.decoder_layers, config.num_decoder_layers)]
+        self.layers = [FlatLayer(layer) for layer in _layers(model)]
         empty = memory.new_empty(2, rows, self.heads, 0, self.width)
         self.past = [SlotCache(empty) for _ in self.layers]
-        self.memory = [SlotCache(self._split(layer.key_value(memory), parts=2)) for layer in self.layers]
+        self.memory = [SlotCache(self._split(layer.key_value(memory))) for layer in self.layers]
         # Nothing is masked where no sentence is padded, (B × H, 1, S).
         self.memory_bias = None if bool(mask.allowed.all()) else self._each_head(mask.bias(memory.dtype))
         self.slots = Slots(rows)
@@ -149,7 +156,7 @@ class FlatState:
         def attend_to_past(y: Tensor) -> Tensor:
             projected = layer.project(y)  # (B × W, 3 × H × K)
             inner = self.heads * self.width
-            past.append(self._split(projected[:, inner:].unflatten(0, (past.rows, -1)), parts=2))
+            past.append(self._split(projected[:, inner:].unflatten(0, (past.rows, -1))))
             return layer.output(self._attend(projected[:, :inner], past, bias))
 
         def attend_to_memory(y: Tensor) -> Tensor:
@@ -171,9 +178,10 @@ class FlatState:
         heads = torch.bmm(scores.softmax(dim=-1), values)  # (B × H, W, K)
         return heads.view(rows, self.heads, -1, self.width).transpose(1, 2).reshape(-1, inner)
 
-    def _split(self, projected: Tensor, *, parts: int) -> Tensor:
+    def _split(self, projected: Tensor) -> Tensor:
         """(B, L, 2 × H × K) to (2, B, H, L, K)."""
-        return projected.unflatten(2, (parts, self.heads, self.width)).permute(2, 0, 3, 1, 4)
+        by_head: Tensor = projected.unflatten(2, (2, self.heads, self.width))
+        return by_head.permute(2, 0, 3, 1, 4)
 
     def _each_head(self, bias: Tensor) -> Tensor:
         """A mask's term (B, 1, Q, L) for each head: (B × H, Q, L)."""

@@ -73,9 +73,7 @@ def _attention(layer: EncoderLayer, x: Tensor, places: _Places) -> Tensor:
 def _feed_forward(layer: EncoderLayer, x: Tensor) -> Tensor:
     """The feed-forward network with its residual, (N, D) to (N, D)."""
     residual = layer.feed_forward_residual
-    return torch.cat(
-        [residual.norm_after(rows + layer.feed_forward(residual.norm_before(rows))) for rows in _cut(x)]
-    )
+    return torch.cat([residual.norm_after(rows + layer.feed_forward(residual.norm_before(rows))) for rows in _cut(x)])
 
 
 def _cut(x: Tensor) -> tuple[Tensor, ...]:

@@ -11,12 +11,12 @@ from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, pad
-from transduce.runtime.eight_bits import to_eight_bits
 from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
-from transduce.runtime.machine import Machine, Precision, detect_machine
+from transduce.runtime.machine import Precision, detect_machine
 from transduce.runtime.parts import Part, PartsObserver, batches, cut, is_empty, join_sentences, separator
 from transduce.runtime.phrases import spell_phrase
+from transduce.runtime.precision import at_precision, check_precision, precision_of
 from transduce.runtime.scoring import Score, score_translations
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.streaming import GrowingText
@@ -30,7 +30,6 @@ from transduce.text.tokenizer import Tokenizer
 
 __all__ = ["Translator", "load", "pad"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
 _PART_STRIDE = 999_999_937
 _FIRST_TEXT_ID = 3  # padding, end and unknown come before it
@@ -77,9 +76,7 @@ class Translator:
     @property
     def precision(self) -> str:
         """fp32, bf16 or int8."""
-        if isinstance(self.model, Int8Transformer):
-            return "int8"
-        return "bf16" if self.model.source_weight.dtype == torch.bfloat16 else "fp32"
+        return precision_of(self.model)
 
     @overload
     def __call__(
@@ -360,18 +357,15 @@ def load(
     Raises:
         TransduceError: a folder or an option is not what it should be.
     """
-    if precision not in ("auto", "int8", *_DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
+    check_precision(precision)
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(each) for each in folder]
     if not folders:
         raise TransduceError("At least one model folder is needed, but none was named.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    contents = [
-        with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders
-    ]
+    contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     _check_vocabularies(folders, contents)
-    first, *others = (_made_ready(each.model, _precision(precision, machine), machine.device) for each in contents)
+    first, *others = (at_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
@@ -380,17 +374,6 @@ def load(
         search=read_search_settings(folders[0]),
         ensemble=others,
     )
-
-
-def _made_ready(model: EncoderDecoder, precision: str, device: str) -> EncoderDecoder:
-    """Where and in what it computes."""
-    if precision == "int8":
-        return to_eight_bits(model, device)
-    return model.to(device=device, dtype=_DTYPES[precision])
-
-
-def _precision(asked: str, machine: Machine) -> str:
-    return machine.precision if asked == "auto" else asked
 
 
 def _check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:

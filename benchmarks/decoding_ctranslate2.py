@@ -1,0 +1,30 @@
+"""CTranslate2 as a worker of decoding_speed.py, in an environment of its own; imports nothing of ours."""
+
+import ctranslate2
+from decoding_worker import read_plan, resident_bytes, serve
+
+
+def main() -> None:
+    """Decodes."""
+    plan, sentences = read_plan()
+    bare = resident_bytes()
+    translator = ctranslate2.Translator(
+        plan.folder, device="cpu", compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
+    )
+    pieces = sentences["pieces"]
+
+    def decode(places: list[int], beam_size: int) -> int:
+        found = translator.translate_batch(
+            [pieces[place] for place in places],
+            beam_size=beam_size,
+            length_penalty=plan.length_penalty,
+            max_input_length=0,
+            max_decoding_length=plan.longest,
+        )
+        return sum(len(result.hypotheses[0]) + 1 for result in found)
+
+    serve(decode, len(pieces), bare)
+
+
+if __name__ == "__main__":
+    main()

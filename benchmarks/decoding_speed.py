@@ -1,0 +1,365 @@
+"""How fast does a trained model translate, beside CTranslate2 and Hugging Face's `generate`?
+
+    python benchmarks/decoding_speed.py                       # trains two models first: an hour or two on two cores
+    python benchmarks/decoding_speed.py --quick               # a small model trained for a minute, few sentences
+    python benchmarks/decoding_speed.py --isa avx512 avx2     # without AMX, and without AVX-512
+    python benchmarks/decoding_speed.py --processor-time      # on a machine that does other work too, with --threads 1
+    python benchmarks/decoding_speed.py --json rows.json      # the figures as a list of rows; `-` for standard output
+
+The same weights, the same test sentences of Tatoeba German to English in the same pieces, sorted by length, the same
+beam and the same longest translation. Every engine in each of its forms is a process of its own; they take turns, the
+median over the rounds counts, and of each engine its best form and batch size. Models are kept in
+models/decoding-speed; the first run makes the peers' environment. Engines rank hypotheses by slightly different length
+penalties, so output pieces are counted for each.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sacrebleu
+from decoding_worker import Order, Plan
+from environments import peer_python, pinned
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+
+from transduce.runtime.machine import detect_machine
+from transduce.runtime.translator import Translator, load
+from transduce.search.settings import SearchSettings
+from transduce.text.files import read_lines
+
+PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the environment that exchange.py has
+LONGEST = 100
+ISA: dict[str, dict[str, str]] = {
+    "all": {},
+    "avx512": {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+        "CT2_FORCE_CPU_ISA": "AVX512",
+    },
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "CT2_FORCE_CPU_ISA": "AVX2",
+    },
+}
+
+
+class Size(NamedTuple):
+    """A model, how long it is trained, and the bars against CTranslate2 with all instructions."""
+
+    settings: dict[str, int]
+    minutes: float
+    bars: dict[int, float]
+    """By beam size."""
+
+
+SIZES = {
+    "512": Size({"layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8}, 60.0, {1: 2.5, 4: 2.0}),
+    "128": Size({"layers": 4, "d_model": 128, "d_ff": 256, "num_heads": 4}, 15.0, {1: 1.5, 4: 1.5}),
+}
+
+
+class Contender(NamedTuple):
+    """An engine in one of its forms."""
+
+    engine: str
+    script: str
+    form: str
+
+
+CONTENDERS = [
+    *(Contender("transduce", "decoding_ours.py", form) for form in ("auto", "int8")),
+    *(Contender("CTranslate2", "decoding_ctranslate2.py", form) for form in ("float32", "int8", "int16", "bfloat16")),
+    *(
+        Contender("Hugging Face", "decoding_transformers.py", f"{precision} {attention}")
+        for precision in ("fp32", "bf16")
+        for attention in ("sdpa", "eager")
+    ),
+]
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+def train(name: str, minutes: float) -> Path:
+    """The folder of a trained model, which is trained first where there is none."""
+    folder = REPOSITORY / "models" / "decoding-speed" / f"{name}-{minutes:g}min"
+    if (folder / "model.safetensors").exists() and (folder / "finished.txt").exists():
+        return folder
+    size, corpus = SIZES[name].settings, data_folder() / "tatoeba-de-en"
+    settings = {
+        "model.num_encoder_layers": size["layers"],
+        "model.num_decoder_layers": size["layers"],
+        **{f"model.{key}": value for key, value in size.items() if key != "layers"},
+        "tokenizer.vocabulary_size": 16_000,
+    }
+    command = [sys.executable, "-m", "transduce", "train", "--resume", "--out", str(folder), "--minutes", str(minutes)]
+    for side, language in (("source", "de"), ("target", "en")):
+        command += [f"--{side}", str(corpus / f"train.{language}.gz")]
+        command += [f"--dev-{side}", str(corpus / f"dev.{language}.gz")]
+    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    (folder / "finished.txt").write_text("", encoding="utf-8")
+    return folder
+
+
+def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path:
+    """The model by CTranslate2's own converter of Hugging Face's folders."""
+    converter = python.with_name("ct2-transformers-converter")
+    command = [str(converter), "--model", str(folder), "--output_dir", str(out), "--force"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def write_sentences(translator: Translator, sources: list[str], path: Path) -> int:
+    """Ids and pieces of the sentences, shortest first; their number."""
+    vocabulary, end = translator.tokenizer.source, translator.model.config.eos_id
+    ids = sorted(([*row, end] for row in vocabulary.encode_batch(sources)), key=len)
+    path.write_text(json.dumps({"ids": ids, "pieces": [vocabulary.pieces(row) for row in ids]}), encoding="utf-8")
+    return len(ids)
+
+
+# --- the measurement ----------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, contender: Contender, plan: Plan, python: Path, environment: dict[str, str]) -> None:
+        self.contender = contender
+        self.process = subprocess.Popen(
+            [str(python), str(Path(__file__).with_name(contender.script)), json.dumps(plan._asdict())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if "--verbose" in sys.argv else subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(plan.threads), **environment},
+            text=True,
+        )
+        self.runs = self._read() is not None
+
+    def run(self, order: Order) -> dict[str, Any] | None:
+        """What a measurement gave; None where the engine cannot."""
+        if not self.runs or self.process.stdin is None:
+            return None
+        self.process.stdin.write(json.dumps(order._asdict()) + "\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        self.runs = answer is not None
+        return answer
+
+    def _read(self) -> dict[str, Any] | None:
+        line = "" if self.process.stdout is None else self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+
+Answers = dict[tuple[Contender, Order], list[dict[str, Any]]]
+
+
+def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
+    """All contenders in turns, once more than `rounds`, the first time for nothing."""
+    answers: Answers = {}
+    for number in range(rounds + 1):
+        for order in orders:
+            for worker in workers:
+                answer = worker.run(order)
+                if answer is not None and number:  # a form that this machine does not have ends its process
+                    answers.setdefault((worker.contender, order), []).append(answer)
+    return answers
+
+
+class Best(NamedTuple):
+    """An engine's best form for one figure."""
+
+    name: str
+    value: float
+
+
+def best_rate(answers: Answers, engine: str, beam_size: int, clock: str) -> Best:
+    """Output pieces a second of the best form and batch size."""
+    rates = {
+        f"{contender.engine} {contender.form}, batch {order.batch_size}": statistics.median(
+            row["pieces"] / row[f"{clock}seconds"] for row in rows
+        )
+        for (contender, order), rows in answers.items()
+        if contender.engine == engine and order.beam_size == beam_size and order.batch_size > 1
+    }
+    name = max(rates, key=lambda each: rates[each])
+    return Best(name, rates[name])
+
+
+def best_latency(answers: Answers, engine: str, beam_size: int, clock: str, share: float) -> Best:
+    """Milliseconds within which this share of single sentences is translated, of the best form."""
+    latencies = {}
+    for (contender, order), rows in answers.items():
+        if contender.engine == engine and order.beam_size == beam_size and order.batch_size == 1:
+            sorted_rows = [sorted(row[f"{clock}latencies"]) for row in rows]
+            medians = statistics.median(row[int(share * (len(row) - 1))] for row in sorted_rows)
+            latencies[f"{contender.engine} {contender.form}"] = medians * 1000.0
+    name = min(latencies, key=lambda each: latencies[each])
+    return Best(name, latencies[name])
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def _row(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, float] | None) -> Row:
+    ratio = ours.value / peer.value
+    holds = None if bar is None else ratio >= bar[1] if bar[0] == ">=" else ratio <= bar[1]
+    return Row(
+        f"{name} ({ours.name})",
+        ours.value,
+        unit,
+        peer=peer.name,
+        peer_value=peer.value,
+        ratio=ratio,
+        bar=None if bar is None else f"{bar[0]} {bar[1]:g} x",
+        holds=holds,
+    )
+
+
+def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: bool) -> list[Row]:
+    """Ours against the best of each peer: rates and latencies, greedy and beam 4."""
+    rows, where = [], f"{size}, {isa}"
+    for beam_size, bar in SIZES[size].bars.items():
+        what = "greedy" if beam_size == 1 else f"beam {beam_size}"
+        rate = best_rate(answers, "transduce", beam_size, clock)
+        for engine, least in (("CTranslate2", bar if isa == "all" else 1.0), ("Hugging Face", 2.0)):
+            peer = best_rate(answers, engine, beam_size, clock)
+            rows.append(_row(f"{where}, {what}", "pieces/s", rate, peer, (">=", least) if judged else None))
+        for title, share in (("median", 0.5), ("95th percentile", 0.95)):
+            ours = best_latency(answers, "transduce", beam_size, clock, share)
+            peer = best_latency(answers, "CTranslate2", beam_size, clock, share)
+            name = f"{where}, {what}, one sentence, {title}"
+            rows.append(_row(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
+    return rows
+
+
+def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
+    """Memory beyond the bare import of the leanest form, after all measurements."""
+    peaks: dict[str, dict[str, float]] = {"transduce": {}, "CTranslate2": {}}
+    for (contender, _), rows in answers.items():
+        if contender.engine in peaks:
+            most = max(row["model_bytes"] for row in rows) / 2**20
+            known = peaks[contender.engine].get(contender.form, 0.0)
+            peaks[contender.engine][contender.form] = max(most, known)
+    ours, peer = (
+        Best(f"{engine} {min(forms, key=lambda form: forms[form])}", min(forms.values()))
+        for engine, forms in peaks.items()
+    )
+    return _row(f"{size}, memory less the bare import", "MiB", ours, peer, ("<=", 1.0) if judged else None)
+
+
+def quality_rows(size: str, folder: Path, sources: list[str], references: list[str], threads: int) -> list[Row]:
+    """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score."""
+    exact = load(folder, precision="fp32", device="cpu", threads=threads)
+    rows = []
+    for precision in ("auto", "int8"):
+        fast = load(folder, precision=precision, device="cpu", threads=threads)
+        for beam_size in (1, 4):
+            search = SearchSettings(beam_size=beam_size)
+            texts = [[each.text for each in one.translate(sources, search)] for one in (fast, exact)]
+            name = f"{size}, {precision} ({fast.precision}) against fp32, beam {beam_size}"
+            bleu, exact_bleu = (sacrebleu.corpus_bleu(found, [references]).score for found in texts)
+            near = abs(bleu - exact_bleu) <= 0.1
+            rows.append(Row(f"{name}, BLEU", bleu, "BLEU", "fp32", exact_bleu, None, "within 0.1", near))
+            different = [n for n, (one, other) in enumerate(zip(*texts, strict=True)) if one != other]
+            rows.append(Row(f"{name}, translations that differ", len(different), f"of {len(sources):,}"))
+            rows.append(_score_row(name, exact, sources, texts))
+            if beam_size == 1:
+                gap = max((_gap(exact, sources[n], texts[0][n], texts[1][n]) for n in different), default=0.0)
+                row = Row(f"{name}, greatest gap at the first difference", gap, "nats", bar="< 0.05", holds=gap < 0.05)
+                rows.append(row)
+    return rows
+
+
+def _score_row(name: str, exact: Translator, sources: list[str], texts: list[list[str]]) -> Row:
+    """The mean log-probability of a piece, by the exact model."""
+    means = []
+    for found in texts:
+        scores = exact.score(sources, found)
+        total = sum(len(score.piece_log_probabilities) for score in scores)
+        means.append(sum(score.log_probability for score in scores) / total)
+    holds = means[0] >= means[1] - 0.01
+    return Row(f"{name}, mean score", means[0], "nats a piece", "fp32", means[1], None, "not lower by 0.01", holds)
+
+
+def _gap(exact: Translator, source: str, found: str, expected: str) -> float:
+    """By how much the exact model prefers its own piece where two translations part."""
+    scores = exact.score([source, source], [found, expected])
+    pieces = [[*score.pieces, None] for score in scores]
+    first = next(n for n, (one, other) in enumerate(zip(*pieces, strict=False)) if one != other)
+    values = [score.piece_log_probabilities[first] for score in scores]
+    return values[1] - values[0]
+
+
+def main() -> int:
+    """Measures and reports."""
+    options = parser(__doc__)
+    options.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES))
+    options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64])
+    options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
+    options.add_argument("--minutes", type=float, help="of training each model")
+    options.add_argument("--processor-time", action="store_true", help="seconds of the processor, not of the clock")
+    options.add_argument("--skip", nargs="*", choices=("quality", "transformers"), default=[])
+    options.add_argument("--verbose", action="store_true", help="show what the engines print")
+    said = options.parse_args()
+    print(machine(), file=sys.stderr)
+    threads = detect_machine("cpu", said.threads).threads
+    clock = "processor_" if said.processor_time else ""
+    python = peer_python("exchange", [pinned(name) for name in PEERS])
+    corpus = data_folder() / "tatoeba-de-en"
+    sources, references = (list(read_lines(corpus / f"test.{language}.gz")) for language in ("de", "en"))
+    rows: list[Row] = []
+    for size in ["128"] if said.quick else said.size:
+        folder = train(size, said.minutes or (1.0 if said.quick else SIZES[size].minutes))
+        for isa in said.isa:
+            answers = run_all(said, folder, sources, (python, threads), ISA[isa])
+            rows += speed_rows(size, isa, answers, clock, judged=not said.quick)
+            rows.append(memory_row(f"{size}, {isa}", answers, judged=not said.quick))
+        if "quality" not in said.skip and not said.quick:
+            rows += quality_rows(size, folder, sources, references, threads)
+    return report(rows, said.json)
+
+
+def run_all(
+    said: Any, folder: Path, sources: list[str], peers: tuple[Path, int], environment: dict[str, str]
+) -> Answers:
+    """All contenders on one model."""
+    python, threads = peers
+    wanted = [each for each in CONTENDERS if "transformers" not in said.skip or each.engine != "Hugging Face"]
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        translator = load(folder, device="cpu", threads=threads)
+        sentences = Path(scratch) / "sentences.json"
+        count = write_sentences(translator, sources, sentences)
+        converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
+        workers = []
+        for contender in wanted:
+            own = converted if contender.engine == "CTranslate2" else folder
+            plan = Plan(str(own), str(sentences), contender.form, threads, LONGEST, 0.6)
+            interpreter = Path(sys.executable) if contender.engine == "transduce" else python
+            workers.append(Worker(contender, plan, interpreter, environment))
+            stack.callback(workers[-1].close)
+        batches = [64] if said.quick else said.batch_sizes
+        many, single = (64, 8) if said.quick else (count, 200)
+        orders = [Order(beam, batch, many) for beam in (1, 4) for batch in batches]
+        orders += [Order(beam, 1, min(single, count)) for beam in (1, 4)]
+        return measure(workers, orders, 1 if said.quick else said.rounds)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

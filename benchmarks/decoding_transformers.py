@@ -1,0 +1,40 @@
+"""Hugging Face's `generate` as a worker of decoding_speed.py, in an environment of its own; imports nothing of ours."""
+
+import torch
+from decoding_worker import read_plan, resident_bytes, serve
+from transformers import AutoModelForSeq2SeqLM
+
+
+def main() -> None:
+    """Decodes."""
+    plan, sentences = read_plan()
+    torch.set_num_threads(plan.threads)
+    bare = resident_bytes()
+    precision, attention = plan.form.split()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = AutoModelForSeq2SeqLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention).eval()
+    ids, pad_id, end_id = sentences["ids"], model.config.pad_token_id, model.config.eos_token_id
+
+    def decode(places: list[int], beam_size: int) -> int:
+        rows = [ids[place] for place in places]
+        width = max(map(len, rows))
+        source = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
+        present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=source,
+                attention_mask=present,
+                num_beams=beam_size,
+                do_sample=False,
+                max_length=None,
+                max_new_tokens=plan.longest,
+                length_penalty=plan.length_penalty,
+            )
+        # The first piece is the start symbol, which may be the padding's.
+        return sum([*row, end_id].index(end_id) + 1 for row in found[:, 1:].tolist())
+
+    serve(decode, len(ids), bare)
+
+
+if __name__ == "__main__":
+    main()

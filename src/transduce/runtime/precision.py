@@ -1,0 +1,61 @@
+"""What a model computes in: float32, bfloat16, or weights that become 8-bit integers as the model is opened."""
+
+import torch
+
+from transduce.errors import TransduceError
+from transduce.model.build import EncoderDecoder
+from transduce.model.quantized import Int8Transformer, quantize
+from transduce.model.transformer import Transformer
+from transduce.runtime.machine import Machine
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_LEVELS = 127
+_LEVELS_WITHOUT_VNNI = 63
+
+
+def check_precision(asked: str) -> None:
+    """Refuses what is no precision.
+
+    Raises:
+        TransduceError: it is none of auto, fp32, bf16 and int8.
+    """
+    if asked not in ("auto", "int8", *_DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
+
+
+def precision_of(model: EncoderDecoder) -> str:
+    """fp32, bf16 or int8."""
+    if isinstance(model, Int8Transformer):
+        return "int8"
+    return "bf16" if model.source_weight.dtype == torch.bfloat16 else "fp32"
+
+
+def at_precision(model: EncoderDecoder, asked: str, machine: Machine) -> EncoderDecoder:
+    """The model where and in what it computes; `auto` is what the machine multiplies fastest without integers.
+
+    Raises:
+        TransduceError: as `to_eight_bits`.
+    """
+    if asked == "int8":
+        return to_eight_bits(model, machine.device)
+    return model.to(device=machine.device, dtype=_DTYPES[machine.precision if asked == "auto" else asked])
+
+
+def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
+    """The model with 8-bit weights; it is used up.
+
+    Processors without VNNI instructions add two products in 16 bits, which more than 7 bits of an activation would
+    overflow.
+
+    Args:
+        model: as it was read, in float32.
+        device: where it is to run.
+
+    Raises:
+        TransduceError: the device is a GPU, the model is no Transformer, or PyTorch has no such products here.
+    """
+    if device != "cpu":
+        raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
+    if not isinstance(model, Transformer):
+        raise TransduceError("Precision `int8` is for Transformers, but this model is of another kind: use `fp32`.")
+    return quantize(model, activation_levels=_LEVELS if torch.cpu._is_vnni_supported() else _LEVELS_WITHOUT_VNNI)
