@@ -79,7 +79,7 @@ def peers(source: Path, target: Path, kind: str) -> int:
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type=kind,
-            vocab_size=2000,
+            vocab_size=4000,
             num_threads=threads,
             hard_vocab_limit=False,
             minloglevel=2,

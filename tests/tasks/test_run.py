@@ -19,6 +19,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.translator import load
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
+from transduce.text.language_profiles import LanguageProfiles
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
 
@@ -384,3 +385,12 @@ def test_the_display_writes_lines_where_there_is_no_terminal(capsys: pytest.Capt
     captured = capsys.readouterr()
     assert captured.err == "[red]not a colour[/red]\n"
     assert captured.out == ""
+
+
+def test_a_model_brings_what_tells_its_languages_apart(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    train(out=tmp_path / "model", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
+    profiles = LanguageProfiles.load(tmp_path / "model")
+    assert profiles is not None
+    found = profiles.probabilities("the teacher eats rice")
+    assert set(found) == {"zh", "en"}
+    assert found["en"] > 0.99

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,10 +29,14 @@ from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, TaskKind, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings
+from transduce.text.language_profiles import FILE_NAME as PROFILES_FILE
+from transduce.text.language_profiles import learn_profiles
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
+
+_PROFILE_PAIRS = 10_000  # half a million characters tell languages apart
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -170,8 +175,23 @@ class Translation(TaskKind):
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+                **_language_profiles(corpus),
             },
         )
+
+
+def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
+    """What tells the two languages apart, for a service that is not told which it gets."""
+    source, target = corpus.languages
+    if source is None or target is None or source == target:
+        return {}
+    runs = corpus.prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
+    tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
+    texts = {
+        language: [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
+        for language, vocabulary, run in zip((source, target), tokenizers, runs, strict=True)
+    }
+    return {PROFILES_FILE: learn_profiles(texts).content()}
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:

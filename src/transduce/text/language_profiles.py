@@ -57,10 +57,13 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         unknown = 0.5 / max(1, *self.totals.values())
         return sum(count * math.log(known.get(run, 0) / total + unknown) for run, count in runs.items())
 
+    def content(self) -> bytes:
+        """As the file that a model folder holds."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
+
     def save(self, folder: str | Path) -> None:
         """Writes them as a file of a model folder."""
-        content = msgspec.json.format(msgspec.json.encode(self), indent=0)
-        write_file(Path(folder) / FILE_NAME, content + b"\n")
+        write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":
