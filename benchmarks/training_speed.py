@@ -3,7 +3,6 @@
     python benchmarks/training_speed.py                       # both sizes, the ceiling, the memory
     python benchmarks/training_speed.py --size 512            # one of them
     python benchmarks/training_speed.py --isa avx512 avx2     # as if the processor had no more than this
-    python benchmarks/training_speed.py --device cuda         # base and big on a GPU, beside Marian
     python benchmarks/training_speed.py --quick
 
 All get the same batches of ids: Tatoeba German to English by its real lengths, a joint vocabulary of 8,000 pieces,
