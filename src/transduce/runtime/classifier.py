@@ -3,7 +3,7 @@
 Legend: B texts, C classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.encoder import Encoder
 from transduce.runtime.decoding import pad
+from transduce.runtime.like_lengths import of_like_lengths
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.task_card import read_task_card
@@ -75,7 +76,7 @@ class Classifier:
         """Of each class for each text, (B, C), float32 on the CPU."""
         rows = self.encode(texts)
         found = torch.empty(len(texts), len(self.labels))
-        for places in _batches([len(row) for row in rows]):
+        for places in of_like_lengths([len(row) for row in rows], _BATCH_PIECES):
             found[places] = self._logits([rows[place] for place in places]).softmax(dim=-1).cpu()
         return found
 
@@ -93,18 +94,6 @@ class Classifier:
         ranked = {self.labels[number]: float(probabilities[number]) for number in order}
         label = self.labels[order[0]]
         return Classification(text, label, ranked[label], ranked)
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Places of texts of like lengths, so many that a batch has about as many pieces as fit."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
-        if batch and lengths[place] * (len(batch) + 1) > _BATCH_PIECES:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def load_classifier(

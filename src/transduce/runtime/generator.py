@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import torch
 
-from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.decoding import build_rules
 from transduce.runtime.folder import read_decoder_folder
-from transduce.runtime.machine import Precision, detect_machine
+from transduce.runtime.machine import Precision
+from transduce.runtime.placement import place_model
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
@@ -37,7 +37,6 @@ USUAL_SEARCH = SearchSettings(max_length=USUAL_LENGTH, sampling=SamplingSettings
 _ENDLESS = -1  # an end symbol that is no piece
 _UNFINISHED = "\ufffd"  # what a character is read as while bytes of it are missing
 _LONGEST_CONTEXT = 1024  # of a model whose positions have no end, and whose folder does not say
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -262,14 +261,9 @@ def load_generator(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    if precision not in ("auto", *_DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
-    machine = detect_machine(device, threads)
-    torch.set_num_threads(machine.threads)
-    content = read_decoder_folder(Path(folder))
-    dtype = _DTYPES[machine.precision if precision == "auto" else precision]
+    content = place_model(read_decoder_folder, Path(folder), precision=precision, device=device, threads=threads)
     return Generator(
-        content.model.to(device=machine.device, dtype=dtype),
+        content.model,
         content.tokenizer,
         context=_read_context(Path(folder), content.model.config),
         language=content.manifest.target_language,

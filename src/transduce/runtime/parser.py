@@ -4,7 +4,7 @@ Search may write nothing but trees over the sentence's words (`search/brackets.p
 length is closed: every tree is valid, and stands over exactly the words that came in.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -14,6 +14,8 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import pad
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.like_lengths import of_like_lengths
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.scorer import TransformerScorer
@@ -94,7 +96,9 @@ class Parser:
         """The tree of each sentence of words."""
         found = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
-        for batch in _batches(encoded, _BATCH_PIECES // self.search.beam_size):
+        lengths = [len(sentence.ids) for sentence in encoded]
+        for places in of_like_lengths(lengths, _BATCH_PIECES // self.search.beam_size):
+            batch = [encoded[place] for place in places]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
                 found[sentence.place] = self._parse(sentence, best)
         return found
@@ -152,18 +156,6 @@ def _meaning(symbols: Sequence[str]) -> BracketPiece:
     return BracketPiece(*(sum(symbol.startswith(sign) for symbol in symbols) for sign in (OPENING, TAG, CLOSE)))
 
 
-def _batches(sentences: Sequence[_Sentence], most_pieces: int) -> Iterator[list[_Sentence]]:
-    """Sentences of like lengths, so many that a batch has at most so many pieces, or one."""
-    batch: list[_Sentence] = []
-    for sentence in sorted(sentences, key=lambda each: (len(each.ids), each.place)):
-        if batch and len(sentence.ids) * (len(batch) + 1) > most_pieces:
-            yield batch
-            batch = []
-        batch.append(sentence)
-    if batch:
-        yield batch
-
-
 def load_parser(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Parser:
@@ -180,7 +172,7 @@ def load_parser(
     """
     path = Path(folder)
     read_task_card(path, "parsing", use="Parsing")
-    content = place_model(path, precision=precision, device=device, threads=threads)
+    content = place_model(read_any_model_folder, path, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Transformer):
         raise TransduceError(
             f"Parsing needs an encoder and a decoder, but the model in {folder} is of the kind "

@@ -1,6 +1,8 @@
 """A model folder of any kind, put where and in what it computes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -11,11 +13,19 @@ from transduce.runtime.folder import ModelFolder, read_any_model_folder
 from transduce.runtime.machine import Precision, detect_machine
 from transduce.text.tokenizer import Tokenizer
 
+Placed = TypeVar("Placed", bound=Model)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def place_model(folder: Path, *, precision: Precision | str, device: str, threads: int | None) -> ModelFolder[Model]:
-    """Reads a folder; sets the number of threads of the whole process.
+def place_model(
+    read: Callable[[Path], ModelFolder[Placed]],
+    folder: Path,
+    *,
+    precision: Precision | str,
+    device: str,
+    threads: int | None,
+) -> ModelFolder[Placed]:
+    """Reads a folder by one of the readers of `folder.py`; sets the number of threads of the whole process.
 
     Raises:
         TransduceError: the folder or an option is not what it should be.
@@ -24,9 +34,10 @@ def place_model(folder: Path, *, precision: Precision | str, device: str, thread
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    content = read_any_model_folder(folder)
+    content = read(folder)
     dtype = _DTYPES[machine.precision if precision == "auto" else precision]
-    return ModelFolder(content.model.to(device=machine.device, dtype=dtype), content.tokenizer, content.manifest)
+    content.model.to(device=machine.device, dtype=dtype)  # in place
+    return content
 
 
 def place_encoder(
@@ -37,7 +48,7 @@ def place_encoder(
     Raises:
         TransduceError: also where the model is of another kind.
     """
-    content = place_model(folder, precision=precision, device=device, threads=threads)
+    content = place_model(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Encoder):
         raise TransduceError(
             f"An encoder alone is needed here, but the model in {folder} is of the kind `{content.model.config.kind}`: "
