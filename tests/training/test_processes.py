@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
-from transduce.training.processes import Processes, join_processes
+from transduce.training import processes
+from transduce.training.processes import Processes, explaining_lost_processes, join_processes
 from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
 
@@ -68,3 +69,25 @@ def test_chunks_hold_whole_parameters() -> None:
     vector = torch.zeros(18)
     assert GradientReduction(parameters, vector, vector, chunk_elements=6).bounds == [(0, 8), (8, 17), (17, 18)]
     assert GradientReduction(parameters, vector, vector, chunk_elements=18).bounds == [(0, 18)]
+
+
+def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "joined_processes", lambda: Processes(rank, 4))
+    with explaining_lost_processes():
+        raise RuntimeError(message)
+
+
+def test_the_first_process_says_that_another_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TransduceError, match=r"One of the 4 processes has ended, .* then go on with --resume\."):
+        lose(0, "Connection closed by peer", monkeypatch)
+
+
+def test_the_others_leave_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as left:
+        lose(2, "Connection closed by peer", monkeypatch)
+    assert left.value.code == 1
+
+
+def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        lose(0, "shapes cannot be multiplied", monkeypatch)
