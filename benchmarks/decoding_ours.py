@@ -2,15 +2,17 @@
 
 from decoding_worker import read_plan, resident_bytes, serve
 
-import transduce
+from transduce.model.fast import has_kernels
+from transduce.runtime.translator import load
 from transduce.search.settings import SearchSettings
 
 
 def main() -> None:
     """Decodes."""
     plan, sentences = read_plan()
+    has_kernels()  # opens LLVM's library, where it is installed: a part of the import that others do at once
     bare = resident_bytes()
-    translator = transduce.load(plan.folder, precision=plan.form, threads=plan.threads, device="cpu")
+    translator = load(plan.folder, precision=plan.form, threads=plan.threads, device="cpu")
     ids = sentences["ids"]
 
     def decode(places: list[int], beam_size: int) -> int:

@@ -1,6 +1,8 @@
-"""What the libraries under PyTorch read from the environment, once, when they are first used."""
+"""What the libraries under PyTorch read from the environment, once, and memory that they keep after use."""
 
+import ctypes
 import os
+import platform
 
 
 def advise_libraries() -> None:
@@ -17,3 +19,9 @@ def advise_libraries() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
+
+
+def return_memory() -> None:
+    """Gives freed memory back to the system, where the C library is GNU's, which otherwise keeps it for later."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

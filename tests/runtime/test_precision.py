@@ -1,6 +1,7 @@
 """Precision `int8`: what a user sees of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transduce.model.recurrent import Recurrent
 from transduce.runtime.precision import to_eight_bits
 from transduce.runtime.translator import load
 from transduce.search.settings import SearchSettings
+from transduce.tasks.train import train
 
 
 def test_translations_in_8_bits_are_nearly_those_in_float32(trained: Path, toy_corpus: Path) -> None:
@@ -41,3 +43,17 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
         to_eight_bits(model, "cuda")
     with pytest.raises(TransduceError, match="`int8` is for Transformers, but this model is of another kind"):
         to_eight_bits(model, "cpu")
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_in_8_bits_by_kernels_do_not_depend_on_the_batch(
+    tmp_path: Path, toy_settings: dict[str, Any], toy_corpus: Path, beam_size: int
+) -> None:
+    pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+    wide = {"model.d_model": 64, "model.num_heads": 2, "training.steps": 30}
+    train(out=tmp_path / "wide", settings=toy_settings | wide, device="cpu", threads=1)
+    sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:30]
+    translator = load(tmp_path / "wide", precision="int8", threads=1)
+    together = translator(sentences, beam_size=beam_size)
+    apart = [translator(sentence, beam_size=beam_size) for sentence in reversed(sentences)]
+    assert together == apart[::-1]

@@ -6,6 +6,8 @@ result does not depend on the batch around it. Legend: N rows, D inputs, O outpu
 """
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,10 @@ from transduce.model.transformer import Transformer
 
 _LEAST = 1e-30  # a row of zeros is divided by this
 _LEVELS = 127  # of a weight, and of an activation, on either side of 0
+
+
+# A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O).
+MakeProduct = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class Int8Linear(nn.Module):
@@ -56,7 +62,7 @@ def _pack(weight: Tensor) -> Any:
 class Int8MemoryAttention(MultiHeadAttention):
     """Attention to the memory, whose queries and whose keys and values are separate products."""
 
-    def __init__(self, attention: MultiHeadAttention, *, activation_levels: int) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeProduct) -> None:
         """Takes the place of this one."""
         nn.Module.__init__(self)
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
@@ -66,10 +72,9 @@ class Int8MemoryAttention(MultiHeadAttention):
         rows = (self.widths[0], sum(self.widths[1:]))
         biases = (None, None) if projection.bias is None else projection.bias.split(rows)
         self.query, self.key_value = (
-            Int8Linear(weight, bias, activation_levels=activation_levels)
-            for weight, bias in zip(projection.weight.split(rows), biases, strict=True)
+            make(weight, bias) for weight, bias in zip(projection.weight.split(rows), biases, strict=True)
         )
-        self.output = _quantized(attention.output, activation_levels)
+        self.output = _quantized(attention.output, make)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         query = self._heads(self.query(x), self.d_k)
@@ -81,21 +86,24 @@ class Int8MemoryAttention(MultiHeadAttention):
 
 
 class Int8Transformer(Transformer):
-    """A Transformer whose products are `Int8Linear`. Embeddings, norms and attention stay in float32."""
+    """A Transformer whose products are of 8-bit integers. Embeddings, norms and attention stay in float32."""
 
-    quantized_output: Int8Linear
+    quantized_output: nn.Module
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (…, D) to (…, V)."""
         return self.quantized_output(hidden)  # type: ignore[no-any-return]
 
 
-def quantize(model: Transformer, *, activation_levels: int = _LEVELS) -> Int8Transformer:
+def quantize(
+    model: Transformer, *, activation_levels: int = _LEVELS, make: MakeProduct | None = None
+) -> Int8Transformer:
     """The model with 8-bit weights, made out of this one, which is used up.
 
     Args:
         model: in float32, on a CPU.
         activation_levels: 127; 63 on processors that add pairs of products in 16 bits, where more would overflow.
+        make: makes the products; `Int8Linear` where nothing is said.
 
     Raises:
         TransduceError: this build of PyTorch has no products of 8-bit integers.
@@ -105,25 +113,26 @@ def quantize(model: Transformer, *, activation_levels: int = _LEVELS) -> Int8Tra
             "Precision `int8` takes PyTorch's FBGEMM, which is there on x86 processors with AVX2 only: use `fp32`."
         )
     torch.backends.quantized.engine = "fbgemm"
+    make = make or partial(Int8Linear, activation_levels=activation_levels)
     with torch.no_grad(), torch.device("meta"):
         made = Int8Transformer(model.config)
     made._modules, made._parameters = model._modules, model._parameters
     with torch.no_grad():
-        made.quantized_output = Int8Linear(model.output_weight, model.output_bias, activation_levels=activation_levels)
+        made.quantized_output = make(model.output_weight, model.output_bias)
         for layer in made.decoder_layers:
             assert isinstance(layer, DecoderLayer)
-            layer.memory_attention = Int8MemoryAttention(layer.memory_attention, activation_levels=activation_levels)
+            layer.memory_attention = Int8MemoryAttention(layer.memory_attention, make)
         for module in list(made.modules()):
             if isinstance(module, MultiHeadAttention) and not isinstance(module, Int8MemoryAttention):
-                module.projection = _quantized(module.projection, activation_levels)
-                module.output = _quantized(module.output, activation_levels)
+                module.projection = _quantized(module.projection, make)
+                module.output = _quantized(module.output, make)
             elif isinstance(module, FeedForward | GatedFeedForward):
-                module.inner = _quantized(module.inner, activation_levels)
-                module.outer = _quantized(module.outer, activation_levels)
+                module.inner = _quantized(module.inner, make)
+                module.outer = _quantized(module.outer, make)
     made.own_output_weight = made.output_bias = None
     return made.eval()
 
 
-def _quantized(linear: nn.Linear, activation_levels: int) -> Any:
+def _quantized(linear: nn.Linear, make: MakeProduct) -> Any:
     """`Any`, because it stands where the brick declares an `nn.Linear`, of which only the call is used."""
-    return Int8Linear(linear.weight, linear.bias, activation_levels=activation_levels)
+    return make(linear.weight, linear.bias)

@@ -3,7 +3,9 @@
 import torch
 
 from transduce.errors import TransduceError
+from transduce.libraries import return_memory
 from transduce.model.build import EncoderDecoder
+from transduce.model.fast import product_maker
 from transduce.model.quantized import Int8Transformer, quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
@@ -58,4 +60,7 @@ def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
     if not isinstance(model, Transformer):
         raise TransduceError("Precision `int8` is for Transformers, but this model is of another kind: use `fp32`.")
-    return quantize(model, activation_levels=_LEVELS if torch.cpu._is_vnni_supported() else _LEVELS_WITHOUT_VNNI)
+    levels = _LEVELS if torch.cpu._is_vnni_supported() else _LEVELS_WITHOUT_VNNI
+    made = quantize(model, activation_levels=levels, make=product_maker(levels))
+    return_memory()  # of the weights in float32, several times what is left
+    return made

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.flat import FlatState, supports
+from transduce.model.fast import LogitState, start_fast, supports
 from transduce.model.state import DecodingState
+from transduce.runtime.kernels import install_kernels
 
 
 class TransformerScorer:
@@ -23,12 +24,14 @@ class TransformerScorer:
         `attention` is there where `attentive` says so, which costs some time. With `all_pieces`, padding and the start
         symbol have a score like others.
         """
+        install_kernels()
         self.model = model
         self.state: DecodingState
-        self.state = FlatState(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
+        self.state = start_fast(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
+        self.fast_state = self.state if isinstance(self.state, LogitState) else None
         config = model.config
         never_written = [] if all_pieces else sorted({config.pad_id, config.start_id} - {config.eos_id})
-        self.never_written = torch.tensor(never_written, dtype=torch.int64, device=source_ids.device)
+        self.never_written = never_written
         self.trace = AttentionTrace() if attentive else None
         # Padding and the end symbol: what there is nothing to translate of, (B, S).
         self.wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id)
@@ -37,8 +40,13 @@ class TransformerScorer:
         """Logits of the next piece (B, W, V) after each hypothesis' newest piece (B, W)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
-        hidden = self.state.step(pieces, trace=self.trace)
-        return self.model.project(hidden).index_fill_(-1, self.never_written, float("-inf"))
+        if self.fast_state is not None:
+            logits = self.fast_state.logits(pieces)
+        else:
+            logits = self.model.project(self.state.step(pieces, trace=self.trace))
+        for piece in self.never_written:
+            logits.select(-1, piece).fill_(float("-inf"))
+        return logits
 
     def attention(self) -> Tensor:
         """The newest step's attention to the source, the mean over all heads of all layers, (B, W, S)."""

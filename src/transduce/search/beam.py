@@ -19,6 +19,8 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step
 from transduce.search.vocabulary import log_normalizer
 
+_ROUNDING = 1e-3  # nats
+
 
 def beam_search(
     scorer: Scorer,
@@ -106,6 +108,12 @@ class BeamSearch:
         self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
+        # What each sentence's greatest length makes of the length penalty (B, 1), and the score of the last certain
+        # finished hypothesis of each group, minus infinity where there are not as many, (B, G).
+        self.greatest_penalty = torch.tensor(
+            [[length_penalty(longest, beam.alpha)] for longest in bounds.longest.tolist()], device=device
+        )
+        self.bars = torch.full((sentences, beam.groups), NEVER, device=device)
         # The best finished hypotheses of each sentence's groups.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
@@ -177,7 +185,9 @@ class BeamSearch:
 
     def _finish_candidates(self, ended: Candidates) -> None:
         """Enters those that end among the finished ones of their group."""
-        rows, numbers = (ended.totals > NEVER).nonzero().unbind(1)
+        rows, numbers = self._worth_entering(ended).nonzero().unbind(1)
+        if not len(rows):
+            return
         parents = ended.parents[rows, numbers]
         pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
@@ -185,6 +195,14 @@ class BeamSearch:
         for history, (row, number, parent) in zip(zip(pieces, values, strict=True), places, strict=True):
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, history, ended=True)
+
+    def _worth_entering(self, ended: Candidates) -> Tensor:
+        """Which of those that end may be among the n best in the end, (B, n)."""
+        exist = ended.totals > NEVER
+        if self.coverage is not None or self.beam.groups > 1:
+            return exist
+        scores = ended.totals / length_penalty(self.length + 1, self.beam.alpha)
+        return exist & (scores > self.bars - _ROUNDING)  # sums are rounded otherwise here than in the score
 
     def _finish_live(self, row: int) -> None:
         """Where a sentence breaks off, its live hypotheses count as they are."""
@@ -200,6 +218,8 @@ class BeamSearch:
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
         finished.sort(key=_rank)
         del finished[self.beam.beam_size :]
+        if len(finished) >= self.beam.certain:
+            self.bars[row, group] = finished[self.beam.certain - 1].score
 
     def _undecided(self) -> list[int]:
         """The rows of which a live hypothesis can still enter the n best.
@@ -207,25 +227,13 @@ class BeamSearch:
         Log-probabilities only fall, and penalties on coverage are never positive, so a live hypothesis ends with at
         most its present sum, divided by the greatest length penalty it could reach.
         """
-        best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
-        greatest = [length_penalty(longest, self.beam.alpha) for longest in self.longest.tolist()]
-        return [
-            row
-            for row, place in enumerate(self.rows.tolist())
-            if any(
-                self._may_improve(finished, best / greatest[row])
-                for finished, best in zip(self.finished[place], best_live[row], strict=True)
-            )
-        ]
-
-    def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Whether a hypothesis of at most this score could be among the certain ones of its group."""
-        certain = self.beam.certain
-        return bound > NEVER and (len(finished) < certain or finished[certain - 1].score < bound)
+        best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
+        may_improve = (best_live > NEVER) & (best_live / self.greatest_penalty > self.bars)
+        return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
         """Sentences whose n best are certain, or that reached their greatest length, leave the batch."""
-        undecided, full = self._undecided(), (self.longest <= self.length).tolist()
+        undecided, full = self._undecided(), [limit <= self.length for limit in self.longest.tolist()]
         for row in undecided:
             if full[row]:
                 self._finish_live(row)
@@ -237,6 +245,7 @@ class BeamSearch:
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
         self.longest, self.rows, self.scores = self.longest[rows], self.rows[rows], self.scores[rows]
+        self.greatest_penalty, self.bars = self.greatest_penalty[rows], self.bars[rows]
         self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]
         self.newest = self.newest[rows]
         self.scorer.keep_sentences(rows)

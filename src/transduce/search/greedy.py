@@ -15,7 +15,7 @@ from transduce.search.loop import run
 from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
-from transduce.search.vocabulary import best_piece, log_normalizer
+from transduce.search.vocabulary import best_normalized, best_piece, log_normalizer
 
 # Logits (B, W, V), float32, and the sentences' places in the input (B,), to the next pieces (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -73,6 +73,8 @@ class Walk:
         self.eos_id = bounds.eos_id
         self.alpha = alpha
         self.longest = bounds.longest  # (B,)
+        self.shortest_limit = min(bounds.longest.tolist(), default=0)
+        self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
         self.pieces = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
@@ -85,13 +87,23 @@ class Walk:
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
             self.scorer.reorder(self.newest.new_zeros(len(self.rows), self.width))
-        normalizer = log_normalizer(logits)[..., 0]  # before the rules: log-probabilities are the model's own
+        newest, log_probabilities = self._next(logits)
+        self._extend(newest, log_probabilities)
+        self.ended = self.ended | (newest == self.eos_id)
+        if self.pieces.shape[-1] < self.shortest_limit and not self.ended.any():
+            return
+        self._leave(self.ended.all(dim=-1) | (self.longest <= self.pieces.shape[-1]))
+
+    def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The next piece of each hypothesis and its log-probability, which is the model's own, without the rules."""
+        if not self.rules and self.choose is take_best:
+            values, pieces, normalizer = best_normalized(logits, 1)  # (B, W, 1) each
+            return pieces[..., 0], (values - normalizer)[..., 0]
+        normalizer = log_normalizer(logits)
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
         newest = self.choose(logits, self.rows)
-        self._extend(newest, logits.gather(-1, newest[..., None])[..., 0] - normalizer)
-        ended = (self.pieces == self.eos_id).any(dim=-1).all(dim=-1)
-        self._leave(ended | (self.longest <= self.pieces.shape[-1]))
+        return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
         """Each as it is, filled up with end symbols where it has ended, (B, W, t)."""
@@ -123,6 +135,7 @@ class Walk:
         self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
         self.pieces, self.log_probabilities = self.pieces[staying], self.log_probabilities[staying]
+        self.ended = self.ended[staying]
 
     def _hypothesis(self, pieces: Tensor, log_probabilities: Tensor) -> Hypothesis:
         """What stands before the first end symbol, and with it."""

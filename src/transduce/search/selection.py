@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from transduce.search.vocabulary import best_pieces
+from transduce.search.vocabulary import best_pieces, kernels_for
 
 NEVER = float("-inf")
 
@@ -71,6 +71,12 @@ class BestSelection:
     def select(self, step: Step) -> Choice:
         """The best, whatever hypothesis they continue."""
         # Of 2 W candidates at most W end, so W others remain.
+        kernels = kernels_for(step.logits, 2 * self.beam_size)
+        if kernels is not None:
+            live, ended = kernels.select(
+                step.logits, step.normalizer, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
+            )
+            return Choice(Candidates(*live), Candidates(*ended))
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
 
 

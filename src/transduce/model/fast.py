@@ -1,0 +1,61 @@
+"""Which state decodes a model fastest on this machine.
+
+Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
+"""
+
+import importlib.util
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from transduce.model.flat import FlatState, supports
+from transduce.model.quantized import Int8Linear, Int8Transformer, MakeProduct
+from transduce.model.state import DecodingState
+from transduce.model.transformer import Transformer
+
+__all__ = ["LogitState", "has_kernels", "product_maker", "start_fast", "supports"]
+
+
+@runtime_checkable
+class LogitState(DecodingState, Protocol):
+    """A state that projects to the vocabulary as well."""
+
+    def logits(self, pieces: Tensor) -> Tensor:
+        """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
+
+
+def has_kernels() -> bool:
+    """Whether llvmlite is installed, which writes our own kernels in machine code, and knows this processor."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return False
+    from transduce.model.native.engine import find_tile
+
+    return find_tile() is not None
+
+
+def product_maker(activation_levels: int) -> MakeProduct:
+    """Products of 8-bit integers by our kernels, and by FBGEMM with so many levels where they do not fit."""
+    if not has_kernels():
+        return partial(Int8Linear, activation_levels=activation_levels)
+    from transduce.model.native.linear import NativeLinear, find_fitting_tile
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        tile = find_fitting_tile(weight)
+        if tile is None:
+            return Int8Linear(weight, bias, activation_levels=activation_levels)
+        return NativeLinear(weight, bias, tile)
+
+    return make
+
+
+def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:
+    """Encodes source_ids (B, S), for a model of which `supports` holds."""
+    if isinstance(model, Int8Transformer) and not isinstance(model.quantized_output, Int8Linear):
+        from transduce.model.native.model_programs import find_programs
+        from transduce.model.native.state import NativeState
+
+        programs = find_programs(model)
+        if programs is not None:
+            return NativeState(model, programs, source_ids)
+    return FlatState(model, source_ids)

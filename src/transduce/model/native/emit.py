@@ -1,0 +1,176 @@
+"""Writing LLVM's intermediate language: loops, variables and vectors, with as little ceremony as the rest allows.
+
+A kernel is a function that is called while its instructions are written: Python's loops are unrolled, `loop` runs in
+the machine. Variables are places on the stack, which LLVM turns into registers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
+POINTER = ir.PointerType()
+VOID = ir.VoidType()
+
+# A value of LLVM: what an instruction gives. The library has no types.
+Value = Any
+
+
+class Emitter:
+    """A module in the making, and the function that is being written."""
+
+    def __init__(self, name: str, lanes: int, *, threaded: bool = False) -> None:
+        """Vectors have so many elements of 32 bits; with `threaded`, several threads may run what is written."""
+        self.module = ir.Module(name=name)
+        self.lanes = lanes
+        self.ints = ir.VectorType(I32, lanes)
+        self.floats = ir.VectorType(F32, lanes)
+        self.threaded = threaded
+        self.build: Any = None
+
+    @contextmanager
+    def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
+        """The arguments of a function without a result, which is written in the body of `with`."""
+        made = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
+        made.linkage = "external" if exported else "internal"
+        made.attributes.add("nounwind")
+        made.attributes.add("noinline")  # kernels are large, and programs call them many times
+        outer, self.build = self.build, ir.IRBuilder(made.append_basic_block())
+        yield list(made.args)
+        self.build.ret_void()
+        self.build = outer
+
+    def call(self, name: str, *values: Value) -> None:
+        """Calls a function that was written before."""
+        self.build.call(self.module.get_global(name), values)
+
+    def ask(self, name: str) -> Value:
+        """What a function outside of the module says, which takes nothing and gives an int; as 64 bits."""
+        return self.build.sext(self.intrinsic(name, I32), I64)
+
+    def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
+        """An instruction that LLVM knows by name, or a function outside of the module."""
+        kind = ir.FunctionType(result, [value.type for value in values])
+        declared = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        return self.build.call(declared, values)
+
+    # --- control ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """From start to below stop; gives the number, of 64 bits."""
+        start, stop = self.number(start), self.number(stop)
+        before = self.build.block
+        head, body, after = (self.build.append_basic_block() for _ in range(3))
+        self.build.branch(head)
+        self.build.position_at_end(head)
+        number = self.build.phi(I64)
+        number.add_incoming(start, before)
+        self.build.cbranch(self.build.icmp_signed("<", number, stop), body, after)
+        self.build.position_at_end(body)
+        yield number
+        number.add_incoming(self.build.add(number, self.number(step)), self.build.block)
+        self.build.branch(head)
+        self.build.position_at_end(after)
+
+    def barrier(self, threads: Value) -> None:
+        """All threads wait for one another, where there are several."""
+        if self.threaded:
+            with self.where(self.build.icmp_signed(">", threads, self.number(1))):
+                self.intrinsic("transduce_barrier", VOID)
+
+    def where(self, condition: Value) -> Any:
+        """What is written in the body of `with` is done where the condition holds."""
+        return self.build.if_then(condition)
+
+    # --- numbers ---------------------------------------------------------------------------------------------------
+
+    def number(self, value: Value | int) -> Value:
+        """A number of 64 bits."""
+        return ir.Constant(I64, value) if isinstance(value, int) else value
+
+    def real(self, value: float) -> Value:
+        """A float32."""
+        return ir.Constant(F32, value)
+
+    def splat(self, value: Value | float) -> Value:
+        """A vector whose elements are all this one."""
+        if isinstance(value, float):
+            return ir.Constant(self.floats, [value] * self.lanes)
+        kind = ir.VectorType(value.type, self.lanes)
+        first = self.build.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
+
+    def sum_of(self, *values: Value | int) -> Value:
+        """Of numbers of 64 bits."""
+        total = self.number(values[0])
+        for value in values[1:]:
+            total = self.build.add(total, self.number(value))
+        return total
+
+    def times(self, one: Value | int, other: Value | int) -> Value:
+        """Of numbers of 64 bits."""
+        return self.build.mul(self.number(one), self.number(other))
+
+    def share(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """A thread's part of so many things: the first one, and the one after the last."""
+        start = self.build.sdiv(self.times(whole, thread), threads)
+        return start, self.build.sdiv(self.times(whole, self.sum_of(thread, 1)), threads)
+
+    def madd(self, one: Value, other: Value, summand: Value) -> Value:
+        """One times other plus summand, rounded once."""
+        kind = one.type
+        name = "f32" if kind == F32 else f"v{self.lanes}f32"
+        return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
+
+    def greatest(self, values: Value) -> Value:
+        """Of a vector of floats."""
+        return self.intrinsic(f"llvm.vector.reduce.fmax.v{self.lanes}f32", F32, values)
+
+    def total(self, values: Value) -> Value:
+        """The sum of a vector of floats, halves first: the same order on every machine."""
+        width = self.lanes
+        while width > 1:
+            width //= 2
+            halves = (
+                self.build.shuffle_vector(values, values, ir.Constant(ir.VectorType(I32, width), list(numbers)))
+                for numbers in (range(width), range(width, 2 * width))
+            )
+            values = self.build.fadd(*halves)
+        return self.build.extract_element(values, ir.Constant(I32, 0))
+
+    def place(self, address: Value | int) -> Value:
+        """The place of this address."""
+        return self.build.inttoptr(self.number(address), POINTER)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def at(self, place: Value, index: Value | int, kind: Any = F32) -> Value:
+        """The place of the element of this number, of an array of this kind."""
+        return self.build.gep(place, [self.number(index)], source_etype=kind)
+
+    def load(self, place: Value, kind: Any = F32) -> Value:
+        """What stands there; vectors need not be aligned."""
+        return self.build.load(place, typ=kind, align=4 if kind != I8 else 1)
+
+    def load_floats(self, place: Value, index: Value | int = 0) -> Value:
+        """A vector of floats from an array's element of this number on."""
+        return self.load(self.at(place, index), self.floats)
+
+    def store(self, value: Value, place: Value) -> None:
+        """Puts it there; vectors need not be aligned."""
+        self.build.store(value, place, align=1 if value.type in (I8, ir.VectorType(I8, self.lanes)) else 4)
+
+    def variable(self, start: Value) -> Value:
+        """A place on the stack that holds a value of this type, first this one."""
+        with self.build.goto_entry_block():
+            place = self.build.alloca(start.type)
+        self.build.store(start, place)
+        return place
+
+    def get(self, place: Value, like: Value) -> Value:
+        """What a variable holds, which is of this one's type."""
+        return self.build.load(place, typ=like.type)

@@ -1,0 +1,122 @@
+"""From LLVM's intermediate language to programs that run, on one thread or on several.
+
+A program is a function of an array of 64-bit numbers (sizes, and addresses of tensors), and of a thread's number among
+so many. All threads run through the same program, share out the work of each kernel, and wait for one another after it.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import torch
+
+from transduce.model.native.emit import I64, POINTER, Emitter, Value
+from transduce.model.native.products import NARROW, WIDE, Tile
+
+_LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
+_NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA
+
+
+class Program:
+    """A function in machine code."""
+
+    def __init__(self, name: str, engine: Any) -> None:
+        """Of the machine code's owner."""
+        self.name = name
+        self._engine = engine
+        kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self._alone = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(name))
+        self._on_threads = find_threading()
+        self._together = ctypes.c_void_p(engine.get_function_address(f"{name}_together") if self._on_threads else 0)
+
+    def run(self, *values: int) -> None:
+        """Runs with these numbers on PyTorch's number of threads. Nothing is checked."""
+        numbers = (ctypes.c_int64 * len(values))(*values)
+        threads = torch.get_num_threads()
+        if threads == 1 or self._on_threads is None:
+            self._alone(numbers, 0, 1)
+        else:
+            self._on_threads(self._together, numbers, threads, 0)
+
+
+@cache
+def find_tile() -> Tile | None:
+    """What this processor multiplies at a time; None where there are no kernels for it.
+
+    Whoever keeps PyTorch or oneDNN from instructions by their environment variables, keeps these kernels from them too.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
+        return None
+    features = llvm.get_host_cpu_features()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    narrow = limit in _NARROW_ISA or os.environ.get("ATEN_CPU_CAPABILITY", "") == "avx2"
+    if features.get("avx512bw") and not narrow:
+        return WIDE._replace(adds_four=bool(features.get("avx512vnni")) and limit != "AVX512_CORE")
+    if features.get("avx2") and features.get("fma") and limit != "SSE41":
+        return NARROW._replace(adds_four=bool(features.get("avxvnni")) and not narrow)
+    return None
+
+
+def new_emitter(name: str, tile: Tile) -> Emitter:
+    """For programs on one thread or, where there is a way, on several."""
+    return Emitter(name, tile.lanes, threaded=find_threading() is not None)
+
+
+@contextmanager
+def program(k: Emitter, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
+    """A program of so many numbers, written in the body of `with`; gives them, the thread's number and the threads.
+
+    Places among the numbers become pointers by `Emitter.place`.
+    """
+    with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
+        yield [k.load(k.at(numbers, place, I64), I64) for place in range(count)], thread, threads
+    if k.threaded:
+        with k.function(f"{name}_together", POINTER, exported=True) as (numbers,):
+            k.call(name, numbers, k.ask("transduce_thread_number"), k.ask("transduce_thread_count"))
+
+
+def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
+    """Machine code of the programs of these names."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(str(k.module))
+    module.verify()
+    features = llvm.get_host_cpu_features().flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=2
+    )
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = tuning.slp_vectorization = False  # what is worth it is written in vectors
+    passes = llvm.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return {name: Program(name, engine) for name in names}
+
+
+@cache
+def find_threading() -> Callable[..., None] | None:
+    """What runs a function on several threads: `GOMP_parallel` of the OpenMP library that PyTorch brings, on Linux.
+
+    The functions of the library that programs call get names of their own.
+    """
+    folders = [Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"]
+    libraries = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("libgomp*"))]
+    if not libraries:
+        return None
+    library = ctypes.CDLL(str(libraries[0]))
+
+    def address(name: str) -> int:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+    llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
+    llvm.add_symbol("transduce_thread_number", address("omp_get_thread_num"))
+    llvm.add_symbol("transduce_thread_count", address("omp_get_num_threads"))
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    return start(address("GOMP_parallel"))

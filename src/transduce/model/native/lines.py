@@ -1,0 +1,155 @@
+"""Writing what is done with one row of logits: its greatest are found by blocks, and its exponentials added up.
+
+Legend: V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import I64, Emitter, Value
+from transduce.model.native.rows import exponential
+
+_VECTORS = 4  # of a block
+_NEVER = float("-inf")
+
+
+class Line:
+    """One row of logits: whole blocks of it, of each of which the greatest is known, and a rest."""
+
+    def __init__(self, k: Emitter, place: Value, width: Value, maxima: Value) -> None:
+        """`maxima` has room for a number for each block, and two vectors."""
+        self.k = k
+        self.place = place
+        self.width = width
+        self.maxima = maxima
+        self.block = block_size(k)
+        self.blocks = k.build.sdiv(width, k.number(self.block))
+
+    def find_maxima(self) -> None:
+        """Of all blocks; the rest is one more."""
+        k = self.k
+        with k.loop(0, self.blocks) as number:
+            k.store(self._block_maximum(number), k.at(self.maxima, number))
+        k.store(self._rest_maximum(), k.at(self.maxima, self.blocks))
+        k.store(k.splat(_NEVER), k.at(self.maxima, k.sum_of(self.blocks, 1)))  # fills up a vector
+
+    def _block_maximum(self, number: Value) -> Value:
+        k, start = self.k, self.k.times(number, self.block)
+        vectors = [k.load_floats(self.place, k.sum_of(start, v * k.lanes)) for v in range(_VECTORS)]
+        while len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [k.build.select(k.build.fcmp_ordered(">", *pair), *pair) for pair in pairs]
+        return k.greatest(vectors[0])
+
+    def _rest_maximum(self) -> Value:
+        k, most = self.k, self.k.variable(self.k.real(_NEVER))
+        with k.loop(k.times(self.blocks, self.block), self.width) as place:
+            value, known = k.load(k.at(self.place, place)), k.get(most, k.real(0.0))
+            k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most)
+        return k.get(most, k.real(0.0))
+
+    def greatest(self) -> tuple[Value, Value]:
+        """The greatest of all, and the first block that has it."""
+        return find_greatest(self.k, self.maxima, self.k.sum_of(self.blocks, 1))
+
+    def take_greatest_of(self, count: Value, values: Value, places: Value) -> None:
+        """The greatest `count` and their places, best first; afterwards all is as before."""
+        k = self.k
+        with k.loop(0, count) as number:
+            value, place = self._take_greatest()
+            k.store(value, k.at(values, number))
+            k.store(place, k.at(places, number, I64))
+        with k.loop(0, count) as number:
+            # The last one first: where nothing but minus infinity was left, a place may be there twice.
+            last = k.build.sub(k.sum_of(count, -1), number)
+            place = k.load(k.at(places, last, I64), I64)
+            k.store(k.load(k.at(values, last)), k.at(self.place, place))
+
+    def _take_greatest(self) -> tuple[Value, Value]:
+        """The greatest and its place; it is minus infinity afterwards."""
+        k = self.k
+        value, number = self.greatest()
+        place = self._find_in_row(value, k.times(number, self.block))
+        k.store(k.real(_NEVER), k.at(self.place, place))
+        inside = k.build.icmp_signed("<", number, self.blocks)
+        left = k.variable(k.real(0.0))
+        with k.build.if_else(inside) as (then, otherwise):
+            with then:
+                k.store(self._block_maximum(number), left)
+            with otherwise:
+                k.store(self._rest_maximum(), left)
+        k.store(k.get(left, value), k.at(self.maxima, number))
+        return value, place
+
+    def _find_in_row(self, value: Value, start: Value) -> Value:
+        """An element at a time, so that nothing behind the last row is read."""
+        k, place = self.k, self.k.variable(start)
+        with _until(k) as done:
+            here = k.get(place, start)
+            k.store(k.sum_of(here, 1), place)
+            equal = k.build.fcmp_ordered("==", k.load(k.at(self.place, here)), value)
+            done(k.build.or_(equal, k.build.icmp_signed(">=", k.sum_of(here, 1), self.width)))
+        return k.sum_of(k.get(place, start), -1)
+
+    def sum_of_exponentials(self, greatest: Value) -> Value:
+        """Of exp(logit - greatest)."""
+        k, most = self.k, self.k.splat(greatest)
+        total = k.variable(k.splat(0.0))
+        whole = k.times(self.blocks, self.block)
+        with k.loop(0, whole, self.block) as start:
+            for vector in range(_VECTORS):
+                own = k.load_floats(self.place, k.sum_of(start, vector * k.lanes))
+                term = exponential(k, k.build.fsub(own, most))
+                k.store(k.build.fadd(k.get(total, term), term), total)
+        rest = k.variable(k.total(k.get(total, k.splat(0.0))))
+        with k.loop(whole, self.width) as place:
+            own = k.splat(k.load(k.at(self.place, place)))
+            term = k.build.extract_element(exponential(k, k.build.fsub(own, most)), ir.Constant(ir.IntType(32), 0))
+            k.store(k.build.fadd(k.get(rest, term), term), rest)
+        return k.get(rest, k.real(0.0))
+
+
+def block_size(k: Emitter) -> int:
+    """Numbers of a block."""
+    return k.lanes * _VECTORS
+
+
+def find_greatest(k: Emitter, array: Value, count: Value) -> tuple[Value, Value]:
+    """The greatest of an array and the first place that has it; a vector behind the array is read and must be low."""
+    most = k.variable(k.splat(_NEVER))
+    with k.loop(0, count, k.lanes) as number:
+        value, known = k.load_floats(array, number), k.get(most, k.splat(0.0))
+        k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most)
+    value = k.greatest(k.get(most, k.splat(0.0)))
+    return value, _find(k, array, value, count)
+
+
+def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
+    """The place of the first element before `end` that is this value; the last one where there is none (NaN)."""
+    bits_kind = ir.IntType(k.lanes)
+    bits_place, place = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.number(0))
+    with _until(k) as done:
+        here = k.get(place, end)
+        equal = k.build.fcmp_ordered("==", k.load_floats(array, here), k.splat(value))
+        bits = k.build.bitcast(equal, bits_kind)
+        k.store(bits, bits_place)
+        k.store(k.sum_of(here, k.lanes), place)
+        at_end = k.build.icmp_signed(">=", k.sum_of(here, k.lanes), end)
+        done(k.build.or_(k.build.icmp_unsigned("!=", bits, ir.Constant(bits_kind, 0)), at_end))
+    bits = k.build.zext(k.get(bits_place, ir.Constant(bits_kind, 0)), I64)
+    offset = k.intrinsic("llvm.cttz.i64", I64, bits, ir.Constant(ir.IntType(1), 0))
+    found = k.sum_of(k.get(place, end), -k.lanes, offset)
+    last = k.sum_of(end, -1)
+    return k.build.select(k.build.icmp_signed("<", found, last), found, last)
+
+
+@contextmanager
+def _until(k: Emitter) -> Iterator[Callable[[Value], None]]:
+    """Repeats the body of `with` until the condition holds that it hands over as the last thing it does."""
+    again, after = k.build.append_basic_block(), k.build.append_basic_block()
+    k.build.branch(again)
+    k.build.position_at_end(again)
+    yield lambda condition: k.build.cbranch(condition, after, again)
+    k.build.position_at_end(after)

@@ -1,0 +1,202 @@
+"""Kernels that look at one row at a time: norms, and attention to rows of keys and values.
+
+Legend: N rows, D model width, H heads, K width of a head's keys and of its values, L positions attended to.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import F32, I32, I64, POINTER, Emitter, Value
+
+Entry = Callable[[Value], Value]  # from a number in a row's past to the entry of the cache
+
+_LOG2_E = 1.0 / math.log(2.0)
+_POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # of 2^x about 0
+_LEAST_EXPONENT = -87.0  # e to this is still a normal float32
+
+
+def exponential(k: Emitter, x: Value) -> Value:
+    """e^x of a vector that is nowhere positive; a relative error of some 10^-7, more where the result is small."""
+    x = k.build.select(k.build.fcmp_ordered(">", x, k.splat(_LEAST_EXPONENT)), x, k.splat(_LEAST_EXPONENT))
+    power = k.build.fmul(x, k.splat(_LOG2_E))
+    whole = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
+    rest = k.build.fsub(power, whole)
+    value = k.splat(_POWERS[-1])
+    for coefficient in reversed(_POWERS[:-1]):
+        value = k.madd(value, rest, k.splat(coefficient))
+    shift = k.build.shl(k.build.fptosi(whole, k.ints), ir.Constant(k.ints, [23] * k.lanes))
+    return k.build.bitcast(k.build.add(k.build.bitcast(value, k.ints), shift), k.floats)
+
+
+def write_embedding(k: Emitter) -> None:
+    """`embed(ids, N, D, table, scale, added, x, lists, list stride, entry, thread, threads)`.
+
+    Rows of a table times a number, plus what is added to all; and the next entry of each row's list, from `entry` on.
+    """
+    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, I64, I64)
+    with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, entry, *share):
+        first, last = k.share(rows, *share)
+        with k.loop(first, last) as row:
+            number = k.build.trunc(k.sum_of(entry, row), I32)
+            k.store(number, k.at(lists, k.times(row, list_stride), I32))
+            here = k.at(table, k.times(k.load(k.at(ids, row, I64), I64), width))
+            there = k.at(x, k.times(row, width))
+            with k.loop(0, width, k.lanes) as column:
+                value = k.madd(k.load_floats(here, column), k.splat(scale), k.load_floats(added, column))
+                k.store(value, k.at(there, column))
+
+
+def write_norms(k: Emitter) -> None:
+    """`norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`; out may be x."""
+    for kind in ("layer", "rms"):
+        kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
+        with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):
+            first, last = k.share(rows, *share)
+            with k.loop(first, last) as row:
+                here, there = k.at(x, k.times(row, width)), k.at(out, k.times(row, width))
+                mean = k.splat(0.0) if kind == "rms" else k.splat(_mean(k, here, width, None))
+                variance = _mean(k, here, width, mean)
+                root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
+                scale = k.splat(k.build.fdiv(k.real(1.0), root))
+                with k.loop(0, width, k.lanes) as column:
+                    moved = k.build.fmul(k.build.fsub(k.load_floats(here, column), mean), scale)
+                    value = k.madd(moved, k.load_floats(weight, column), k.load_floats(bias, column))
+                    k.store(value, k.at(there, column))
+
+
+def _mean(k: Emitter, place: Value, width: Value, centre: Value | None) -> Value:
+    """Of a row's numbers, or of their squared distances from a centre."""
+    total = k.variable(k.splat(0.0))
+    with k.loop(0, width, k.lanes) as column:
+        own = k.load_floats(place, column)
+        if centre is not None:
+            own = k.build.fsub(own, centre)
+            own = k.build.fmul(own, own)
+        k.store(k.build.fadd(k.get(total, own), own), total)
+    return k.build.fdiv(k.total(k.get(total, k.splat(0.0))), k.build.sitofp(width, F32))
+
+
+class Heads(NamedTuple):
+    """The shape of attention."""
+
+    number: int
+    """H."""
+    width: int
+    """K, a multiple of the lanes."""
+
+    @property
+    def inner(self) -> int:
+        """H × K."""
+        return self.number * self.width
+
+
+class _Row(NamedTuple):
+    """One head of one row."""
+
+    query: Value
+    keys: Value
+    """Of this head, in entry 0."""
+    values: Value
+    stride: Value
+    """From an entry to the next."""
+    out: Value
+    scores: Value
+
+
+_ATTEND = (POINTER, I64, POINTER, POINTER, I64, POINTER, POINTER, I64, I64, POINTER, POINTER, I64, I64, I64)
+
+
+def write_attention(k: Emitter, heads: Heads) -> None:
+    """Equation (1) for rows of queries, each with entries of its own.
+
+    `attend_run(queries, query stride, keys, values, stride, firsts, counts, 0, N, out, scores, room, thread, threads)`:
+    row n attends to counts[n] entries from firsts[n] on.
+    `attend_list(queries, …, stride, lists, count, list stride, N, out, scores, room, thread, threads)`: row n attends
+    to the entries of its list of 32-bit numbers; all lists are equally long.
+    scores: room for L + lanes numbers for each thread.
+    """
+    for kind in ("run", "list"):
+        with k.function(f"attend_{kind}", *_ATTEND) as arguments:
+            queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *others = arguments
+            rows, out, scores, room, *share = others
+            first, last = k.share(k.times(rows, heads.number), *share)
+            own_scores = k.at(scores, k.times(share[0], room))
+            with k.loop(first, last) as number:
+                row = k.build.sdiv(number, k.number(heads.number))
+                column = k.times(k.build.srem(number, k.number(heads.number)), heads.width)
+                place = _Row(
+                    k.at(queries, k.sum_of(k.times(row, query_stride), column)),
+                    k.at(keys, column),
+                    k.at(values, column),
+                    stride,
+                    k.at(out, k.sum_of(k.times(row, heads.inner), column)),
+                    own_scores,
+                )
+                if kind == "run":
+                    start, count = (k.load(k.at(each, row, I64), I64) for each in (first_of, count_of))
+                    k.call("head_run", *place, start, count, first_of)
+                else:
+                    listed = k.at(first_of, k.times(row, list_stride), I32)
+                    k.call("head_list", *place, k.number(0), k.load(count_of, I64), listed)
+
+
+def write_heads(k: Emitter, heads: Heads) -> None:
+    """`head_run` and `head_list`: one head of one row, which `attend_…` calls."""
+    for kind in ("run", "list"):
+        types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, I64, I64, POINTER)
+        with k.function(f"head_{kind}", *types) as arguments:
+            place, (start, count, listed) = _Row(*arguments[:6]), arguments[6:]
+
+            def entry(number: Value) -> Value:
+                if kind == "run":  # noqa: B023
+                    return k.sum_of(start, number)  # noqa: B023
+                return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)  # noqa: B023
+
+            greatest = _write_scores(k, heads, place, count, entry)
+            total = _write_exponentials(k, place.scores, count, greatest)
+            _write_mean(k, heads, place, count, entry, total)
+
+
+def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry) -> Value:
+    """Products of the query with all keys, over √K; the greatest."""
+    columns = range(0, heads.width, k.lanes)
+    query = [k.load_floats(place.query, column) for column in columns]
+    greatest = k.variable(k.real(float("-inf")))
+    k.store(k.splat(float("-inf")), k.at(place.scores, count))
+    with k.loop(0, count) as number:
+        key = k.at(place.keys, k.times(entry(number), place.stride))
+        total = k.splat(0.0)
+        for column, own in zip(columns, query, strict=True):
+            total = k.madd(own, k.load_floats(key, column), total)
+        score = k.build.fmul(k.total(total), k.real(1.0 / math.sqrt(heads.width)))
+        k.store(score, k.at(place.scores, number))
+        most = k.get(greatest, score)
+        k.store(k.build.select(k.build.fcmp_ordered(">", score, most), score, most), greatest)
+    return k.get(greatest, k.real(0.0))
+
+
+def _write_exponentials(k: Emitter, scores: Value, count: Value, greatest: Value) -> Value:
+    """In place; their sum."""
+    total, most = k.variable(k.splat(0.0)), k.splat(greatest)
+    with k.loop(0, count, k.lanes) as number:
+        weights = exponential(k, k.build.fsub(k.load_floats(scores, number), most))
+        k.store(weights, k.at(scores, number))
+        k.store(k.build.fadd(k.get(total, weights), weights), total)
+    return k.total(k.get(total, k.splat(0.0)))
+
+
+def _write_mean(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry, total: Value) -> None:
+    """The values by their weights."""
+    columns = range(0, heads.width, k.lanes)
+    sums = [k.variable(k.splat(0.0)) for _ in columns]
+    with k.loop(0, count) as number:
+        value = k.at(place.values, k.times(entry(number), place.stride))
+        weight = k.splat(k.load(k.at(place.scores, number)))
+        for column, own in zip(columns, sums, strict=True):
+            k.store(k.madd(weight, k.load_floats(value, column), k.get(own, weight)), own)
+    scale = k.splat(k.build.fdiv(k.real(1.0), total))
+    for column, own in zip(columns, sums, strict=True):
+        k.store(k.build.fmul(k.get(own, scale), scale), k.at(place.out, column))

@@ -1,0 +1,181 @@
+"""A batch in the middle of decoding, each step of it one call of machine code.
+
+Keys and values of a piece are an entry of a pool, and each hypothesis has a list of its pieces' entries. So reordering
+hypotheses copies lists of small numbers, sentences leave without a copy of anything, and entries that nobody's list
+names any more are dropped when the pool is full.
+Legend: B sentences, W hypotheses of each, N rows (B × W, or source pieces), S source length, t pieces so far, D model
+width, H heads, K width of a head's keys and of its values.
+"""
+
+import torch
+from torch import Tensor
+
+from transduce.model.attention import AttentionTrace
+from transduce.model.native.engine import Program
+from transduce.model.native.model_programs import ROWS_AT_ONCE, ModelPrograms, Places, output_of
+from transduce.model.native.products import MOST_LANES
+from transduce.model.transformer import Transformer
+
+_ROOM = 8  # steps for which the pool has room at first, and after it was enlarged
+
+
+class NativeState:
+    """Implements `DecodingState`; attention weights cannot be traced."""
+
+    def __init__(self, model: Transformer, programs: ModelPrograms, source_ids: Tensor) -> None:
+        """Encodes source_ids (B, S)."""
+        self.model = model
+        self.programs = programs
+        present = source_ids != model.config.pad_id  # (B, S)
+        counts = present.sum(dim=1)
+        self.longest_source = int(counts.max())
+        self.sources = torch.stack([counts.cumsum(0) - counts, counts])  # (2, B): where each one begins, how many
+        self.row_sources = self.sources.repeat_interleave(counts, dim=1)  # (2, N)
+        self.width = 1
+        self.position = 0
+        entry = (model.config.num_decoder_layers, 2 * self.programs.heads.inner)
+        pieces = self.row_sources.shape[1]
+        self.memory = model.source_weight.new_empty(entry[0], pieces, entry[1])
+        self.pool = Pool(model.source_weight.new_empty(entry[0], _ROOM * len(source_ids), entry[1]))
+        self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
+        embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
+        self.scratch = Scratch(self.programs, pieces, self._scores())
+        self._run(self.programs.encode, embedded[present])
+        self.row_sources = self.sources  # (2, B × W)
+        self.scratch = Scratch(self.programs, len(source_ids), self._scores())
+        self.output = output_of(model)
+        self.logits_room = torch.empty(0, self.output.padded_outputs)
+
+    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        if trace is not None:
+            raise ValueError("attention weights are not kept here: use the model's own state")
+        return self._advance(pieces)[0].view(*pieces.shape, -1)
+
+    def logits(self, pieces: Tensor) -> Tensor:
+        """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
+        logits: Tensor = self._advance(pieces)[1].unflatten(0, pieces.shape)
+        return logits
+
+    def _advance(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
+        """The last layer, (B × W, D), and the logits, (B × W, V)."""
+        rows = pieces.numel()
+        self._make_room(rows)
+        if rows > self.logits_room.shape[0]:
+            self.logits_room = torch.empty(rows, self.output.padded_outputs)
+        x = torch.empty(rows, self.programs.d_model)
+        self._run(self.programs.step, x, pieces.contiguous())
+        self.position += 1
+        self.pool.used += rows
+        return x, self.logits_room[:rows, : self.output.outputs]
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        batch, width = parents.shape
+        if width == self.width == 1:
+            return
+        rows = parents + torch.arange(0, batch * self.width, self.width)[:, None]
+        self.lists = self.lists.index_select(0, rows.flatten())
+        if width != self.width:
+            self._set_width(width)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self.sources = self.sources.index_select(1, rows)
+        self.lists = self.lists.unflatten(0, (-1, self.width)).index_select(0, rows).flatten(0, 1)
+        self._set_width(self.width)
+
+    def _set_width(self, width: int) -> None:
+        self.width = width
+        self.row_sources = self.sources if width == 1 else self.sources.repeat_interleave(width, dim=1)
+
+    def _make_room(self, rows: int) -> None:
+        """For one more step of so many rows."""
+        if self.position == self.lists.shape[1]:
+            more = torch.zeros(self.lists.shape[0], _ROOM + self.position, dtype=torch.int32)
+            self.lists = torch.cat([self.lists, more], dim=1)
+        if not self.pool.has_room(rows):
+            self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
+
+    def _scores(self) -> int:
+        """How many of them attention has room for: those of each thread, and a vector more."""
+        return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MOST_LANES)
+
+    def _run(self, program: Program, x: Tensor, ids: Tensor | None = None) -> None:
+        """A step, or the encoder; x (N, D) changes."""
+        rows, scores = x.shape[0], self._scores()
+        if not self.scratch.suffices(rows, scores):
+            self.scratch = Scratch(self.programs, rows, 2 * scores)
+        places = Places(
+            rows=rows,
+            x=x.data_ptr(),
+            **self.scratch.addresses,
+            room=scores // torch.get_num_threads(),
+            firsts=self.row_sources.data_ptr(),
+            counts=self.row_sources.data_ptr() + self.row_sources.shape[1] * self.row_sources.element_size(),
+            memory=self.memory.data_ptr(),
+            sources=self.memory.shape[1],
+            past=self.pool.entries.data_ptr(),
+            entries=self.pool.entries.shape[1],
+            used=self.pool.used,
+            lists=self.lists.data_ptr(),
+            list_stride=self.lists.shape[1],
+            length=self.position + 1,
+            ids=0 if ids is None else ids.data_ptr(),
+            added=0 if ids is None else self.programs.added_at(self.position).data_ptr(),
+            logits=0 if ids is None else self.logits_room.data_ptr(),
+        )
+        program.run(*places)
+
+
+class Pool:
+    """Keys and values of pieces, whatever hypotheses they belong to."""
+
+    def __init__(self, entries: Tensor) -> None:
+        """Of room for some, (layers, entries, 2 × H × K)."""
+        self.entries = entries
+        self.used = 0
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many fit in."""
+        return self.used + count <= self.entries.shape[1]
+
+    def compact(self, lists: Tensor, rows: int) -> Tensor:
+        """Drops what no list (N, t) names, makes room for steps of so many rows, and returns the lists' new names."""
+        live, renamed = lists.unique(return_inverse=True)  # ascending
+        self.used, old = len(live), self.entries
+        if self.used + rows * _ROOM // 2 > old.shape[1]:
+            self.entries = old.new_empty(len(old), self.used + rows * _ROOM, old.shape[2])
+        for layer, kept in enumerate(old):
+            self.entries[layer, : self.used] = kept.index_select(0, live)
+        names: Tensor = renamed.to(torch.int32)
+        return names
+
+
+class Scratch:
+    """What a program writes on the way."""
+
+    def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
+        """For so many rows, and scores of attention."""
+        inner, d_ff, d_model = programs.heads.inner, programs.d_ff, programs.d_model
+        self.rows, self.scores = rows, scores
+        chunk = min(rows, ROWS_AT_ONCE)
+        sizes = {
+            "normed": rows * d_model,
+            "rounded": rows * max(d_model, inner) // 4,
+            "scales": rows,
+            "projected": rows * 3 * inner,
+            "heads": rows * inner,
+            "inner": chunk * d_ff,
+            "rounded_inner": chunk * d_ff // 4,
+            "scores": scores,
+        }
+        self.room = torch.empty(sum(sizes.values()) + 16 * len(sizes))
+        self.addresses, place = {}, self.room.data_ptr()
+        for name, size in sizes.items():
+            self.addresses[name] = place
+            place += -(-size // 16) * 64  # whole cache lines
+
+    def suffices(self, rows: int, scores: int) -> bool:
+        """Whether there is room for so much."""
+        return rows <= self.rows and scores <= self.scores

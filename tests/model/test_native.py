@@ -1,0 +1,284 @@
+"""Kernels in machine code are the same functions as what they stand for: products, whole steps, reductions."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.model.config import ModelConfig
+from transduce.model.fast import LogitState, product_maker, start_fast
+from transduce.model.flat import FlatState
+from transduce.model.native.engine import find_tile
+from transduce.model.native.linear import NativeLinear
+from transduce.model.native.products import NARROW, WIDE, Tile
+from transduce.model.native.reductions import NativeReductions
+from transduce.model.native.state import NativeState
+from transduce.model.quantized import Int8Transformer, quantize
+from transduce.model.state import DecodingState
+from transduce.model.transformer import Transformer
+from transduce.search.selection import BestSelection, Choice, Step
+from transduce.search.vocabulary import use_kernels
+
+BEST = find_tile()
+if BEST is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+TILES = [BEST, NARROW._replace(adds_four=False)]
+if BEST.lanes == WIDE.lanes:
+    TILES.append(WIDE._replace(adds_four=False))
+
+PAD, V = 0, 300
+SOURCES = torch.tensor(
+    [[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD], [7, 7, 7, 1, PAD], [8, 9, 2, 3, 1]]
+)
+VARIANTS: dict[str, dict[str, object]] = {
+    "pre": {},
+    "post": {"norm_order": "post"},
+    "RMSNorm, no bias": {"norm": "rms", "bias": False},
+    "learned positions, untied": {"positions": "learned", "max_positions": 64, "tie_output": False},
+    "one layer used twice, output bias": {"share_layers": True, "output_bias": True},
+    "narrower attention": {"d_k": 64, "d_v": 64, "num_heads": 1},
+}
+LEFT_TO_OTHERS: list[dict[str, object]] = [
+    {"activation": "swiglu"},
+    {"d_model": 96},
+    {"num_heads": 8},  # 8 numbers a head
+    {"embedding_norm": True},
+    {"output_scale": 0.5},
+]
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def build(changes: dict[str, object]) -> Int8Transformer:
+    torch.manual_seed(3)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V}
+    model = Transformer(ModelConfig(**(vocabulary | sizes | changes))).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return quantize(model, make=product_maker(127))
+
+
+# --- products -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.usefixtures("threads")
+@torch.inference_mode()
+def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
+    torch.manual_seed(1)
+    weight, bias = torch.randn(150, 48), torch.randn(150)
+    product = NativeLinear(weight, bias, tile)
+    for rows in (1, 2, 5, 6, 7, 13, 40):
+        x = torch.randn(rows, 48) * 10.0
+        x[rows // 2] = 0.0
+        step = (x.abs().amax(dim=1, keepdim=True) / tile.levels).clamp_min(1e-30).double()
+        weight_step = (weight.abs().amax(dim=1, keepdim=True) / 127).double()
+        rounded = (x / step).round() * step @ ((weight / weight_step).round() * weight_step).T + bias
+        found = product(x)
+        assert found.shape == (rows, 150)
+        # A number halfway between two steps may be rounded to either.
+        assert (found - rounded).abs().max() < 1.01 * step.max() * weight.abs().max()
+        assert (found - rounded).abs().median() < 1e-5
+        torch.testing.assert_close(found[rows // 2], bias)
+
+
+@torch.inference_mode()
+def test_the_greatest_numbers_do_not_overflow() -> None:
+    for tile in TILES:
+        product = NativeLinear(torch.full((tile.columns, 512), -1.0), None, tile)
+        for sign in (1.0, -1.0):
+            torch.testing.assert_close(
+                product(torch.full((3, 512), sign)), torch.full((3, tile.columns), -512.0 * sign)
+            )
+
+
+@pytest.mark.usefixtures("threads")
+@torch.inference_mode()
+def test_a_rows_product_does_not_depend_on_the_others() -> None:
+    torch.manual_seed(1)
+    assert BEST is not None
+    product = NativeLinear(torch.randn(70, 48), torch.randn(70), BEST)
+    x = torch.randn(100, 48) * torch.rand(100, 1) * 100.0
+    whole = product(x)
+    for rows in (slice(0, 1), slice(0, 2), slice(3, 8), slice(17, 50), slice(99, 100)):
+        assert torch.equal(product(x[rows]), whole[rows])
+    assert torch.equal(product(x.view(4, 25, 48)), whole.view(4, 25, 70))
+    assert product(x[:0]).shape == (0, 70)
+
+
+def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert find_tile.__wrapped__() == NARROW._replace(adds_four=False)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    assert find_tile.__wrapped__() in (None, TILES[-1], TILES[0])
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert find_tile.__wrapped__() is None
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+
+def walk(state: DecodingState, width: int) -> list[Tensor]:
+    """Random steps with random parents, while sentences leave from the front, the middle and the end."""
+    generator = torch.Generator().manual_seed(1)
+    leaving = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1], 20: [0, 0, 0]}
+    rows, pieces, found = 5, torch.zeros(5, 1, dtype=torch.int64), []
+    for step in range(40):  # the pool is full several times
+        found.append(state.step(pieces))
+        parents = torch.randint(pieces.shape[1], (rows, width), generator=generator)
+        pieces = torch.randint(3, V, (rows, width), generator=generator)
+        state.reorder(parents)
+        if step in leaving:
+            kept = torch.tensor(leaving[step])
+            state.keep_sentences(kept)
+            rows, pieces = len(kept), pieces[kept]
+    return found
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_steps_equal_the_flat_state(changes: dict[str, object]) -> None:
+    model = build(changes)
+    for width in (1, 3):
+        state = start_fast(model, SOURCES)
+        assert isinstance(state, NativeState)
+        for ours, expected in zip(walk(state, width), walk(FlatState(model, SOURCES), width), strict=True):
+            # Where a sum differs in its last bit, a number may be rounded to the next of 127 steps.
+            assert float((ours - expected).norm() / expected.norm()) < 0.01
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_batch_or_threads() -> None:
+    model = build({})
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for sources in (SOURCES, SOURCES[:1], SOURCES[:1].repeat(40, 1)):
+            state = start_fast(model, sources)
+            steps = [state.step(torch.full((len(sources), 1), piece)) for piece in (0, 7, 9, 4)]
+            found.append(torch.stack(steps)[:, 0])
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+@torch.inference_mode()
+def test_logits_are_the_projected_last_layer() -> None:
+    model = build({"output_bias": True})
+    one, other = start_fast(model, SOURCES), start_fast(model, SOURCES)
+    assert isinstance(one, LogitState)
+    for piece in (0, 9):
+        pieces = torch.full((5, 1), piece)
+        assert torch.equal(one.logits(pieces), model.project(other.step(pieces)))
+
+
+@pytest.mark.parametrize("changes", LEFT_TO_OTHERS, ids=str)
+@torch.inference_mode()
+def test_other_models_are_decoded_by_the_flat_state(changes: dict[str, object]) -> None:
+    assert isinstance(start_fast(build(changes), SOURCES), FlatState)
+
+
+@torch.inference_mode()
+def test_traces_are_refused() -> None:
+    from transduce.model.attention import AttentionTrace
+
+    with pytest.raises(ValueError, match="attention weights are not kept here"):
+        start_fast(build({}), SOURCES).step(torch.zeros(5, 1, dtype=torch.int64), trace=AttentionTrace())
+
+
+@torch.inference_mode()
+def test_a_model_and_its_copy_have_programs_of_their_own() -> None:
+    model = build({})
+    expected = start_fast(model, SOURCES).step(torch.zeros(5, 1, dtype=torch.int64))
+    other = copy.deepcopy(model)
+    del model
+    found = start_fast(other, SOURCES).step(torch.zeros(5, 1, dtype=torch.int64))
+    assert torch.equal(found, expected)
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("size", [64, 70, 300, 8001])
+def test_reductions_equal_those_of_pytorch(size: int) -> None:
+    torch.manual_seed(2)
+    kernels = NativeReductions()
+    for batch, beams in ((1, 1), (3, 1), (1, 4), (7, 4)):
+        logits = torch.randn(batch, beams, size) * 5.0
+        logits[..., 0] = float("-inf")
+        kept = logits.clone()
+        values, places, normalizer = kernels.best_normalized(logits, 9)
+        expected = logits.topk(9, dim=-1)
+        assert torch.equal(values, expected.values)
+        assert torch.equal(places, expected.indices)
+        torch.testing.assert_close(normalizer, logits.logsumexp(dim=-1, keepdim=True), atol=2e-6, rtol=2e-6)
+        assert torch.equal(kernels.log_normalizer(logits), normalizer)
+        assert torch.equal(kernels.best_pieces(logits, 1)[1], places[..., :1])
+        assert torch.equal(logits, kept)
+
+
+def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -> None:
+    kernels = NativeReductions()
+    logits = torch.full((2, 1, 100), float("-inf"))
+    logits[0, 0, 0] = 3.0
+    kept = logits.clone()
+    values, places = kernels.best_pieces(logits, 3)
+    assert values[0, 0].tolist() == [3.0, float("-inf"), float("-inf")]
+    assert places[0, 0, 0] == 0
+    assert torch.equal(logits, kept)
+    _, places = kernels.best_pieces(torch.full((2, 1, 100), float("nan")), 3)
+    assert bool(((places >= 0) & (places < 100)).all())
+
+
+def test_rows_with_gaps_between_them_are_taken_and_others_refused() -> None:
+    kernels, wide = NativeReductions(), torch.randn(6, 128)
+    rows = wide[:, :100].unflatten(0, (2, 3))
+    assert kernels.suits(rows)
+    assert torch.equal(kernels.best_pieces(rows, 4)[0], rows.topk(4).values)
+    assert not kernels.suits(wide.T[None])
+    assert not kernels.suits(rows.double())
+    assert not kernels.suits(torch.randn(3, 2, 100)[:, :, ::2])
+    assert not kernels.suits(torch.randn(3, 4, 100)[:, :2])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("size", [64, 300])
+def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
+    torch.manual_seed(4)
+    for batch in (1, 9):
+        logits = torch.randn(batch, beams, size) * 3.0
+        logits[..., 1] += 5.0  # many end
+        scores = -torch.rand(batch, beams) * 5.0
+        scores[:, 2:3] = float("-inf")
+        step = Step(logits, logits.logsumexp(dim=-1, keepdim=True), scores, logits[..., :0], torch.arange(batch))
+        selection = BestSelection(beam_size=4, eos_id=1)
+        expected = selection.select(step)
+        use_kernels(NativeReductions())
+        try:
+            found = selection.select(step)
+        finally:
+            use_kernels(None)
+        for ours, theirs in zip(_real(found), _real(expected), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def _real(choice: Choice) -> list[Tensor]:
+    """What is there of it: impossible candidates may be any."""
+    return [
+        torch.where(candidates.totals > float("-inf"), values, torch.zeros_like(values))
+        for candidates in choice
+        for values in candidates[:3]
+    ] + [candidates.totals for candidates in choice]
