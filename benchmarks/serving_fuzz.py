@@ -2,9 +2,10 @@
 
     python benchmarks/serving_fuzz.py http://127.0.0.1:5000 --cases 5000 --mutations 2000
 
-Most requests keep to the document; in some a field is missing, or has a value of another kind. None may end in a server
-error, and every answer must be what the document says. Mutations are whole requests with bytes changed, removed and
-inserted, sent as they are: the server may answer or hang up, but not fail, and not hang.
+Every operation of the document is asked for. Most requests keep to it; in some a field is missing, or has a value of
+another kind. None may end in a server error, and every answer must be what the document says. Mutations are whole
+requests with bytes changed, removed and inserted, sent as they are: the server may answer or hang up, but not fail, and
+not hang.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import re
 import socket
 import sys
 from collections import Counter
+from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -48,8 +50,10 @@ class Request(NamedTuple):
 class Document:
     """An OpenAPI document, as far as ours goes."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], likely: dict[str, list[Any]]) -> None:
+        """`likely` are values that mean something, by the field's name; of others most requests would be refused."""
         self.content = content
+        self.likely = likely
 
     def resolve(self, schema: Schema) -> Schema:
         """What a reference refers to."""
@@ -81,16 +85,7 @@ class Document:
         """A message; one in some has something wrong."""
         schema = self.resolve(schema)
         required = set(schema.get("required", []))
-        properties = {name: self.values(value) for name, value in schema["properties"].items()}
-        # Known languages most of the time, or nothing would ever be translated.
-        for name, values in (
-            ("source", ["de", "auto"]),
-            ("target", ["en"]),
-            ("target_lang", ["EN"]),
-            ("source_lang", ["DE"]),
-        ):
-            if name in properties:
-                properties[name] = st.sampled_from(values) | st.sampled_from(values) | properties[name]
+        properties = self._properties(schema)
         right = st.fixed_dictionaries(
             {name: value for name, value in properties.items() if name in required},
             optional={name: value for name, value in properties.items() if name not in required},
@@ -104,6 +99,14 @@ class Document:
             st.sampled_from(sorted(properties)),
         )
         return st.one_of(right, right, right, right, wrong, missing)
+
+    def _properties(self, schema: Schema) -> dict[str, st.SearchStrategy[Any]]:
+        """Values of each; two of three times likely ones where they are known."""
+        properties = {name: self.values(value) for name, value in schema["properties"].items()}
+        for name in properties.keys() & self.likely.keys():
+            likely = st.sampled_from(self.likely[name])
+            properties[name] = likely | likely | properties[name]
+        return properties
 
     def values(self, schema: Schema) -> st.SearchStrategy[Any]:
         """Values that a schema allows."""
@@ -121,7 +124,7 @@ class Document:
             # The only number is a time-out; one that may pass is a matter of speed, and not of form.
             return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
         if kind == "object":
-            return st.fixed_dictionaries({name: self.values(value) for name, value in schema["properties"].items()})
+            return st.fixed_dictionaries(self._properties(schema))
         if kind == "array":
             return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
         return st.booleans() if kind == "boolean" else st.none()
@@ -189,7 +192,7 @@ def fuzz(url: str, cases: int, *, start: int = 1) -> tuple[Counter[int], list[Fi
     """How often each status came, and what was found, of so many generated requests."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_SECONDS)
-    document = Document(_spec(connection))
+    document = Document(_read_json(connection, "/spec"), _likely(connection))
     statuses: Counter[int] = Counter()
     findings: list[Finding] = []
     strategies = [
@@ -227,10 +230,26 @@ def fuzz(url: str, cases: int, *, start: int = 1) -> tuple[Counter[int], list[Fi
     return statuses, findings
 
 
-def _spec(connection: http.client.HTTPConnection) -> dict[str, Any]:
-    connection.request("GET", "/spec")
-    content: dict[str, Any] = json.loads(connection.getresponse().read())
-    return content
+def _read_json(connection: http.client.HTTPConnection, path: str) -> Any:
+    connection.request("GET", path)
+    return json.loads(connection.getresponse().read())
+
+
+def _likely(connection: http.client.HTTPConnection) -> dict[str, list[Any]]:
+    """Languages that the server knows, and heads, places and pieces that most models have."""
+    chosen = _read_json(connection, "/frontend/settings")["language"]
+    source, target = chosen["source"]["code"], chosen["target"]["code"]
+    return {
+        "source": [source, source, "auto"],
+        "target": [target],
+        "source_lang": [source.upper()],
+        "target_lang": [target.upper()],
+        "layer": [0],
+        "head": [0],
+        "step": [0, 1, 2, None],
+        "force": ["▁the", "s", ".", None],
+        "forbid": [["▁the"], [".", "▁a"], []],
+    }
 
 
 def _send_again(connection: http.client.HTTPConnection, request: Request) -> tuple[int, str, bytes]:
@@ -274,14 +293,27 @@ def _success_mismatch(document: Document, schema: Schema, kind: str, body: bytes
 
 # --- bytes ---------------------------------------------------------------------------------------------------
 
-_POST = b"POST /translate HTTP/1.1\r\nHost: a\r\n"
-_SENTENCE = b'{"q":"ein Satz","source":"de","target":"en"}'
-_SEEDS = (
-    b"GET /languages HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (_POST, len(_SENTENCE), _SENTENCE),
-    b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (_POST, len(_SENTENCE), _SENTENCE),
-    b"%sContent-Encoding: gzip\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc" % _POST,
-)
+
+def _post(path: str, content: bytes, headers: bytes = b"Content-Type: application/json\r\n") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(content)
+    return b"POST %s HTTP/1.1\r\nHost: a\r\n%s%s\r\n%s" % (path.encode("ascii"), headers, length, content)
+
+
+def _seeds(source: bytes, target: bytes) -> list[bytes]:
+    """Whole requests, most of them good."""
+    pair = b'"source":"%s","target":"%s"' % (source, target)
+    sentence = b'{"q":"ein Satz",%s}' % pair
+    change = b'{"q":"ein Satz",%s,"heads_off":[{"kind":"encoder","layer":0,"head":0}],"step":1,"forbid":["s"]}' % pair
+    chunks = b"POST /translate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+    return [
+        b"GET /languages HTTP/1.1\r\nHost: a\r\n\r\n",
+        _post("/translate", sentence),
+        _post("/inspect", sentence),
+        _post("/intervene", change),
+        _post("/v2/translate", b"text=ein+Satz&target_lang=%s" % target, b""),
+        chunks % (len(sentence), sentence),
+        _post("/translate", b"abc", b"Content-Encoding: gzip\r\nConnection: close\r\n"),
+    ]
 
 
 def mutate(url: str, cases: int, *, start: int = 1) -> tuple[Counter[str], list[Finding]]:
@@ -289,8 +321,12 @@ def mutate(url: str, cases: int, *, start: int = 1) -> tuple[Counter[str], list[
     randomness = random.Random(start)
     outcomes: Counter[str] = Counter()
     findings: list[Finding] = []
+    address = urlsplit(url)
+    with closing(http.client.HTTPConnection(address.hostname or "", address.port, timeout=_SECONDS)) as connection:
+        chosen = _likely(connection)
+    seeds = _seeds(chosen["source"][0].encode(), chosen["target"][0].encode())
     for _ in range(cases):
-        sent = _damaged(randomness.choice(_SEEDS), randomness)
+        sent = _damaged(randomness.choice(seeds), randomness)
         status, is_hanging = _exchange(url, sent)
         outcomes["hung up" if status is None else str(status)] += 1
         if is_hanging or (status is not None and status >= 500):

@@ -1,6 +1,8 @@
 """Sixty requests that mean no good, and what a server must do with each: a 4xx whose JSON says why, or hanging up.
 
-python benchmarks/serving_hostile.py http://127.0.0.1:5000
+    python benchmarks/serving_hostile.py http://127.0.0.1:5000
+
+`hostile_studies` are some more, for a server with a page: they ask it to look into translations.
 """
 
 import gzip
@@ -110,8 +112,8 @@ def _raw(text: bytes) -> Callable[[], Iterator[bytes]]:
     return lambda: iter([text])
 
 
-def _json(**fields: object) -> bytes:
-    return json.dumps({"q": "a", "source": "de", "target": "en"} | fields).encode()
+def _json(languages: tuple[str, str] = ("de", "en"), /, **fields: object) -> bytes:
+    return json.dumps({"q": "a", "source": languages[0], "target": languages[1]} | fields).encode()
 
 
 def _repeated(piece: bytes, count: int) -> Callable[[], Iterator[bytes]]:
@@ -239,6 +241,46 @@ def _wrong_http() -> list[Hostile]:
         Hostile("two lengths", _raw(lying), is_http=False),
         Hostile("a negative length", _post(_json(), length=-1), is_http=False),
         Hostile("no HTTP", _raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10 + b"\r\n\r\n"), is_http=False),
+    ]
+
+
+def hostile_studies(languages: tuple[str, str], megabytes: int = 30) -> list[Hostile]:
+    """What is wrong with /inspect and /intervene; the languages are a pair that the server translates."""
+
+    def study(path: str, **fields: object) -> Callable[[], Iterator[bytes]]:
+        return _post(_json(languages, **fields), path=path)
+
+    head = {"kind": "encoder", "layer": 0, "head": 0}
+    million = b'{"q":"a","source":"%s","target":"%s",' % tuple(language.encode() for language in languages)
+    deep = b"[" * 100_000 + b"]" * 100_000
+    return [
+        Hostile(
+            "far too much to look into", _post(b'{"q":"' + b"a" * (megabytes * _MEGABYTE) + b'"}', path="/inspect")
+        ),
+        Hostile("a bomb to look into", _post(_bomb(), path="/inspect", more=_GZIP)),
+        Hostile("a text of 800,000 characters", study("/inspect", q="a b " * 200_000)),
+        Hostile("a text of 19,999 characters", study("/inspect", q="q " * 9_999 + "q")),
+        Hostile("10,000 rare characters", study("/inspect", q="\U0001f40d " * 10_000)),
+        Hostile("many lines", study("/inspect", q="a\n" * 5000)),
+        Hostile("nothing", study("/inspect", q="")),
+        Hostile("spaces", study("/inspect", q=" " * 20_000)),
+        Hostile("a list of texts", study("/inspect", q=["a"] * 1000)),
+        Hostile("a billion alternatives", study("/inspect", alternatives=10**9)),
+        Hostile("deep JSON", _post(b'{"q":' + deep + b"}", path="/inspect")),
+        Hostile("deep JSON in heads", _post(million + b'"heads_off":' + deep + b"}", path="/intervene")),
+        Hostile("a million heads", _post(million + b'"heads_off":[' + b"{}," * 340_000 + b"{}]}", path="/intervene")),
+        Hostile("1,001 heads", study("/intervene", heads_off=[head] * 1001)),
+        Hostile("a head far away", study("/intervene", heads_off=[head | {"layer": 10**6}])),
+        Hostile("a head beyond all numbers", study("/intervene", heads_off=[head | {"head": 10**400}])),
+        Hostile("a head before the first", study("/intervene", heads_off=[head | {"head": -1}])),
+        Hostile("a head of no kind", study("/intervene", heads_off=[head | {"kind": "../../etc"}])),
+        Hostile(
+            "a million forbidden pieces", _post(million + b'"forbid":[' + b'"",' * 340_000 + b'""]}', path="/intervene")
+        ),
+        Hostile("a forced piece of 900,000 letters", study("/intervene", step=0, force="x" * 900_000)),
+        Hostile("a place far away", study("/intervene", step=10**6, force="s")),
+        Hostile("a place that is infinite", _post(million + b'"step":1e999}', path="/intervene")),
+        Hostile("another source that is too long", study("/intervene", changed="q " * 9_999)),
     ]
 
 

@@ -59,6 +59,11 @@ class Process:
         """Lets the peak begin at what is resident now."""
         Path(f"/proc/{self.popen.pid}/clear_refs").write_text("5", "ascii")
 
+    def processor_seconds(self) -> float:
+        """What all its threads computed so far."""
+        tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks) / 1e9
+
     def open_files(self) -> int:
         """Descriptors."""
         return len(list(Path(f"/proc/{self.popen.pid}/fd").iterdir()))
@@ -147,10 +152,23 @@ class Client:
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    fields = (line.partition(":") for line in head[1:] if line)
-    headers = {name.lower(): value.strip() for name, _, value in fields}
-    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+    status, headers = _parse_head((await reader.readuntil(b"\r\n\r\n"))[:-4])
+    return status, headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    fields = (line.partition(":") for line in lines)
+    return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in fields}
+
+
+def parse_answer(received: bytes, seconds: float) -> Answer | None:
+    """An answer that is whole; None where something is missing."""
+    head, separator, body = received.partition(b"\r\n\r\n")
+    if not separator:
+        return None
+    status, headers = _parse_head(head)
+    return None if len(body) < int(headers["content-length"]) else Answer(status, seconds, body, headers)
 
 
 async def ask_all(

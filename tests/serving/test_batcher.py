@@ -1,5 +1,6 @@
 """What goes into a batch, in which order, and what becomes of it."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_room_is_counted_exactly(model: Any) -> None:
     jobs = [job(model, 4) for _ in range(5)]
     for each in jobs:
         batcher.submit(each)
-    assert batcher.is_full()
+    assert batcher.room() == 0
     with pytest.raises(RequestError, match="busy"):
         batcher.submit(job(model, 4))
     batch = batcher.take()
@@ -125,6 +126,46 @@ def test_room_is_counted_exactly(model: Any) -> None:
     assert jobs[1].future.done()
     assert not jobs[0].future.done()
     assert (batcher.running, batcher.waiting) == (0, 4)
+
+
+def test_the_jobs_of_one_request_find_room_together_or_not_at_all(model: Any) -> None:
+    batcher = make(max_running=1, max_waiting=2)
+    batcher.submit(job(model, 4), job(model, 4))
+    with pytest.raises(RequestError, match="busy"):
+        batcher.submit(job(model, 4), job(model, 4))
+    assert batcher.room() == 1
+    assert batcher.waiting == 2
+
+
+def test_nobody_waits_for_company_that_would_find_no_room(model: Any) -> None:
+    batcher = make(max_running=2, gather_seconds=3600.0)
+    for _ in range(2):
+        batcher.submit(job(model, 4))
+    assert lengths(batcher) == [4, 4]
+
+
+@pytest.mark.parametrize(("sentences", "shares"), [(40, [20, 20]), (33, [17, 16]), (31, [31]), (1, [1])])
+def test_idle_workers_share_what_is_worth_sharing(
+    model: Any, wait_until: Any, sentences: int, shares: list[int]
+) -> None:
+    batcher, taken = make(), []
+
+    def work() -> None:
+        while (batch := batcher.take()) is not None:
+            taken.append(len(batch.places))
+            batcher.finish(batch, [translated(text) for text in batch.sentences])
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    wait_until(lambda: batcher.idle_workers == 2)
+    request = job(model, *[10] * sentences)
+    batcher.submit(request)
+    assert len(request.future.result(10)) == sentences
+    batcher.close()
+    for worker in workers:
+        worker.join(10)
+    assert sorted(taken, reverse=True) == shares
 
 
 def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> None:

@@ -77,7 +77,7 @@ def test_the_command_serves_until_it_is_told_to_end(trained: Path, translator: T
         with urllib.request.urlopen(request, timeout=30) as reply:
             assert json.loads(reply.read())["translatedText"] == translator.translate([line], translator.search)[0].text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=30) == 0
         assert process.stderr.read() == ""
 
 

@@ -79,7 +79,7 @@ def test_generated_requests_are_answered_as_the_document_says(live: Any, load_be
 
 
 def test_the_checks_find_an_answer_that_the_document_does_not_know(spec: Any, load_benchmark: Any) -> None:
-    document = load_benchmark("serving_fuzz").Document(spec)
+    document = load_benchmark("serving_fuzz").Document(spec, {})
     schema = spec["paths"]["/translate"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert document.mismatch({"translatedText": ["a"]}, schema) is None
     assert document.mismatch({"translatedText": "a", "alternatives": [["b"]]}, schema) is None

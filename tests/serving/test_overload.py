@@ -1,7 +1,13 @@
 """More requests than there is room for: exactly as many are accepted as there is, the rest are refused at once."""
 
+import http.client
+import json
+import socket
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,6 +35,92 @@ def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, w
     assert all(len(batch) <= 2 for batch in model.batches)
 
 
+@contextmanager
+def one_turn(live: Any) -> Iterator[None]:
+    """What is sent within it is all there when the server's event loop looks for the next time."""
+    loop, sent = live.server.servers[0].get_loop(), threading.Event()
+    loop.call_soon_threadsafe(sent.wait, 10)
+    yield
+    time.sleep(0.05)  # for what is on its way through the system
+    sent.set()
+
+
+def connected(live: Any, count: int) -> list[socket.socket]:
+    """Connections that the server has taken."""
+    opened = [socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(count)]
+    opened[-1].sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert status(opened[-1]) == 200
+    return opened
+
+
+def post(fields: dict[str, Any] | str) -> bytes:
+    body = fields if isinstance(fields, str) else json.dumps({"source": "de", "target": "en"} | fields)
+    head = f"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}".encode("ascii")
+
+
+def reply(connection: socket.socket) -> http.client.HTTPResponse:
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer
+
+
+def status(connection: socket.socket) -> int:
+    answer = reply(connection)
+    answer.read()
+    return answer.status
+
+
+def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_room_for(serve: Any, gated_model: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model, max_running=2, max_waiting=3) as live:
+        connections = connected(live, 40)
+        with one_turn(live):
+            for connection in connections:
+                connection.sendall(post({"q": "ein Satz"}))
+        assert [status(connection) for connection in connections[5:]] == [503] * 35
+        model.open()
+        assert [status(connection) for connection in connections[:5]] == [200] * 5
+        metrics = live.ask("GET", "/metrics").body.decode().split("\n")
+        assert 'transduce_requests_total{route="/translate",status="503"} 35' in metrics
+        assert "transduce_request_seconds_count 6" in metrics  # those that got past the door, and GET /health
+        for connection in connections:
+            connection.close()
+
+
+def test_requests_that_make_no_sense_cost_nobody_a_place(serve: Any, gated_model: Any) -> None:
+    model = gated_model(is_open=False)
+    with serve(model, max_running=1, max_waiting=1) as live:
+        connections = connected(live, 9)
+        with one_turn(live):
+            for connection in connections[:5]:
+                connection.sendall(post("{"))
+            for connection in connections[5:]:
+                connection.sendall(post({"q": "ein Satz"}))
+        assert [status(connection) for connection in connections[:5]] == [400] * 5
+        assert [status(connection) for connection in connections[7:]] == [503] * 2
+        model.open()
+        assert [status(connection) for connection in connections[5:7]] == [200] * 2
+        for connection in connections:
+            connection.close()
+
+
+def test_a_large_request_that_has_to_wait_a_moment_is_read_whole(serve: Any, gated_model: Any) -> None:
+    text = "eins zwei " * 70_000
+    with serve(gated_model(), max_running=1, max_waiting=0, max_characters=10**6) as live:
+        connections = connected(live, 6)
+        with one_turn(live):
+            for connection in connections[:5]:
+                connection.sendall(post("{"))
+            sending = threading.Thread(target=connections[5].sendall, args=(post({"q": text}),))
+            sending.start()
+        assert [status(connection) for connection in connections[:5]] == [400] * 5
+        assert json.loads(reply(connections[5]).read()) == {"translatedText": text.upper()}
+        sending.join()
+        for connection in connections:
+            connection.close()
+
+
 def test_room_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model()
     with serve(model, max_running=1, max_waiting=0) as live:
@@ -46,8 +138,6 @@ def test_room_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_un
 def test_a_request_that_is_refused_is_refused_before_its_body_is_read(
     serve: Any, gated_model: Any, wait_until: Any
 ) -> None:
-    import socket
-
     model = gated_model(is_open=False)
     with serve(model, max_running=1, max_waiting=0) as live:
         held = live.in_background(lambda: live.translate("eins"))

@@ -106,7 +106,7 @@ def test_two_signals_let_accepted_requests_be_answered_and_refuse_new_ones() -> 
         for thread in threads:
             thread.join(20)
         assert answers == {f"Satz {n}": (200, {"translatedText": f"SATZ {n}"}) for n in range(10)}
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -93,7 +93,11 @@ def test_an_intervention_is_what_the_library_gives(
     [
         ("/inspect", {"q": ""}, "There must be a sentence to inspect"),
         ("/inspect", {"q": "我吃鱼。\n我吃鱼。"}, "`q` must be one line"),
-        ("/inspect", {"q": "我吃鱼。" * 200}, "with at most 256 pieces, but this one has"),
+        (
+            "/inspect",
+            {"q": "我吃鱼。" * 200},
+            "`q` must have at most 256 pieces to be looked into, but has [0-9]+: shorten",
+        ),
         ("/inspect", {"q": "我" * 3001}, r"`q` \(3001\) exceeds text limit \(3000 characters\)"),
         ("/inspect", {"q": ["我"]}, r"expected `str`, got `array`"),
         ("/inspect", {"source": "xx"}, "xx is not supported"),
@@ -109,7 +113,10 @@ def test_an_intervention_is_what_the_library_gives(
         ("/intervene", {"force": "▁fish"}, "say which `step`"),
         ("/intervene", {"step": 0, "force": "no such piece"}, "no piece `no such piece`"),
         ("/intervene", {"changed": "a\nb"}, "`changed` must be one line"),
+        ("/intervene", {"step": 0, "force": "x" * 201}, "length <= 200"),
+        ("/intervene", {"step": 0, "forbid": ["a", "x" * 201]}, "length <= 200"),
         ("/intervene", {"changed": "我" * 3001}, r"`changed` \(3001\) exceeds text limit"),
+        ("/intervene", {"changed": "我吃鱼。" * 200}, "`changed` must have at most 256 pieces to be looked into"),
     ],
 )
 def test_what_makes_no_sense_is_told_in_a_sentence(
@@ -168,6 +175,13 @@ def test_generated_requests_are_answered_as_the_document_says(live: Any, load_be
     properties = live.ask("GET", "/spec").json["components"]["schemas"]["InterveneRequest"]["properties"]
     assert list(properties) == list(InterveneRequest.__struct_fields__)
     assert properties["q"]["maxLength"] == 20_000
+
+
+def test_hostile_studies_are_refused_in_a_sentence(live: Any, load_benchmark: Any) -> None:
+    hostile = load_benchmark("serving_hostile")
+    verdicts = [hostile.judge(live.url, request) for request in hostile.hostile_studies(("de", "en"), megabytes=3)]
+    assert len(verdicts) == 23
+    assert [verdict for verdict in verdicts if not verdict.is_right] == []
 
 
 # --- the queue, deadlines, and who computes with the model -------------------------------------------------------

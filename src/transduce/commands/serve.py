@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from transduce.commands.options import add_computing, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
@@ -27,11 +28,12 @@ from transduce.text.language_profiles import LanguageProfiles, merge_profiles
 if TYPE_CHECKING:
     from transduce.serving.studies import Views
 
+# More would leave each of them too few sentences.
+_MOST_WORKERS = 4
 _LIMITS = {
     "requests_per_minute": (int, "N", "of one client; 0: no limit; none on this machine's own address, else 300"),
     "max_running": (int, "N", "requests decoded at once"),
     "max_waiting": (int, "N", "requests that wait behind them; more are refused"),
-    "workers": (int, "N", "threads that decode, each a batch of its own"),
     "queue_seconds": (float, "SECONDS", "a request that was not begun by then is refused"),
     "deadline_seconds": (float, "SECONDS", "a request is given up after so long"),
     "read_seconds": (float, "SECONDS", "within which a request must have arrived"),
@@ -41,6 +43,7 @@ _LIMITS = {
     "max_texts": (int, "N", "in a request"),
     "max_characters": (int, "N", "of all texts of a request"),
     "max_alternatives": (int, "N", "further translations of a text"),
+    "max_study_pieces": (int, "N", "of a sentence that is looked into"),
 }
 
 
@@ -58,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-keys", metavar="FILE", help="who translates must send a key of this file, one a line")
     parser.add_argument(
         "--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help="whose X-Forwarded-For names the client"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="batches that are decoded side by side, sharing the cores; one for each core, at most 4, where nothing is "
+        "said, and 1 on a GPU",
     )
     add_search(parser)
     limits = parser.add_argument_group("limits")
@@ -80,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
     # While models are loaded nobody waits for an answer yet.
     with contextlib.closing(opened), handled(_leave):
         models = load_models(options)
+        if options.workers is None:
+            settings = msgspec.structs.replace(settings, workers=fitting_workers(models))
         profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
         service = Service(models, settings, profiles=profiles, threads=options.threads)
         pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
@@ -114,11 +126,13 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     """
     from transduce.serving.clients import read_api_keys
 
+    workers = {} if options.workers is None else {"workers": options.workers}
     return ServingSettings(
         host=options.host,
         port=options.port,
         api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
         trusted_proxies=tuple(options.trusted_proxies),
+        **workers,
         **{name: vars(options)[name] for name in _LIMITS},
     )
 
@@ -133,6 +147,16 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
         profiles = LanguageProfiles.load(folder)
         models.append(ServedModel(translator, search=search, languages=languages, profiles=profiles))
     return models
+
+
+def fitting_workers(models: Sequence[ServedModel]) -> int:
+    """How many batches are decoded side by side where nothing is said: one for each thread that computes.
+
+    A core for each of two batches is faster than both cores for one after the other. A GPU takes one at a time.
+    """
+    if any(model.translator.device.type != "cpu" for model in models):
+        return 1
+    return min(torch.get_num_threads(), _MOST_WORKERS)
 
 
 def page_views() -> "Views":
@@ -154,7 +178,7 @@ def _intervene(
     translator: Translator, asked: InterveneRequest, search: SearchSettings, observer: Observer
 ) -> Comparison:
     change = Intervention(
-        heads_off=tuple(Head(head.kind, head.layer, head.head) for head in asked.heads_off),
+        heads_off=tuple(dict.fromkeys(Head(head.kind, head.layer, head.head) for head in asked.heads_off)),
         step=asked.step,
         force=asked.force,
         forbid=tuple(asked.forbid),

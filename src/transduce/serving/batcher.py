@@ -15,6 +15,9 @@ from transduce.serving.jobs import Job
 from transduce.serving.request_error import RequestError
 
 _CANDIDATES_OF_A_JOB = 256  # so that a text of ten thousand lines is not sorted again for every batch
+# Fewer do not get a batch of their own while another worker is idle: every step of a batch has a price of its own,
+# which is about that of four sentences.
+_LEAST_APART = 16
 
 
 class Place(NamedTuple):
@@ -68,6 +71,8 @@ class Batcher:
         self._changed = threading.Condition()
         self._queue: list[Job] = []  # with sentences still to go into a batch; whose turn is next comes first
         self._running: set[Job] = set()
+        self.idle_workers = 0
+        """Those that wait for a batch."""
         self._closed = False
 
     @property
@@ -84,16 +89,16 @@ class Batcher:
     def _count_waiting(self) -> int:
         return sum(job.started_at is None for job in self._queue)
 
-    def is_full(self) -> bool:
-        """Whether a request that came now would be refused."""
+    def room(self) -> int:
+        """How many more jobs would be taken in at this moment."""
         with self._changed:
-            return self._is_full()
+            return self._room()
 
-    def _is_full(self) -> bool:
-        return len(self._running) + self._count_waiting() >= self.max_running + self.max_waiting
+    def _room(self) -> int:
+        return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
-    def submit(self, job: Job) -> None:
-        """Takes a job in.
+    def submit(self, *jobs: Job) -> None:
+        """Takes jobs in, all of them or none.
 
         Raises:
             RequestError: there is no room, or the server is about to end.
@@ -101,9 +106,9 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if self._is_full():
+            if self._room() < len(jobs):
                 raise busy()
-            self._queue.append(job)
+            self._queue += jobs
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:
@@ -124,16 +129,23 @@ class Batcher:
     def take(self) -> Batch | None:
         """The next batch, once there is one; None when no more will come."""
         with self._changed:
-            while True:
-                while self._next_job() is None:
-                    if self._closed and not self._queue:
-                        return None
-                    self._changed.wait()
-                self._gather()
-                self._drop_late()
-                head = self._next_job()
-                if head is not None:
-                    return self._begin(self._pick(head))
+            self.idle_workers += 1
+            try:
+                return self._take()
+            finally:
+                self.idle_workers -= 1
+
+    def _take(self) -> Batch | None:
+        while True:
+            while self._next_job() is None:
+                if self._closed and not self._queue:
+                    return None
+                self._changed.wait()
+            self._gather()
+            self._drop_late()
+            head = self._next_job()
+            if head is not None:
+                return self._begin(self._pick(head))
 
     def _next_job(self) -> Job | None:
         """The first that has begun already or finds room to begin."""
@@ -142,13 +154,16 @@ class Batcher:
 
     def _gather(self) -> None:
         """Waits for company until the first job has been here for a moment, or there is enough for a batch."""
-        while self._queue and not self._closed:
-            first = min(job.accepted_at for job in self._queue)
-            left = first + self.gather_seconds - time.monotonic()
-            pieces = sum(sum(job.pieces) * width(job) for job in self._queue)
-            if left <= 0 or pieces >= self.batch_pieces:
+        while self._queue and not self._closed and not self._is_enough():
+            left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
+            if left <= 0:
                 return
             self._changed.wait(left)
+
+    def _is_enough(self) -> bool:
+        """Whether more would find no room in the next batch."""
+        pieces = sum(sum(job.pieces) * width(job) for job in self._queue)
+        return pieces >= self.batch_pieces or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
         """What is late is not begun, nor gone on with."""
@@ -158,16 +173,22 @@ class Batcher:
     def _pick(self, job: Job) -> list[Place]:
         """The longest sentence of the job whose turn it is, and those of like length that go with it."""
         head = Place(job, job.waiting[0])
-        most = self.batch_pieces // width(job)
+        others = sorted(self._candidates(head), key=lambda place: abs(place.pieces - head.pieces))
+        most_pieces, most_places = self.batch_pieces // width(job), self._share(1 + len(others))
         chosen, jobs, longest = [head], self._running | {job}, head.pieces
-        for place in sorted(self._candidates(head), key=lambda place: abs(place.pieces - head.pieces)):
-            if (len(chosen) + 1) * max(longest, place.pieces) > most:
+        for place in others:
+            if len(chosen) == most_places or (len(chosen) + 1) * max(longest, place.pieces) > most_pieces:
                 break
             if place.job in jobs or len(jobs) < self.max_running:
                 chosen.append(place)
                 jobs.add(place.job)
                 longest = max(longest, place.pieces)
         return chosen
+
+    def _share(self, sentences: int) -> int:
+        """How many of so many one worker takes, where others are idle too."""
+        parts = min(self.idle_workers, max(1, sentences // _LEAST_APART))
+        return -(-sentences // max(1, parts))
 
     def _candidates(self, head: Place) -> Iterator[Place]:
         for job in self._queue:

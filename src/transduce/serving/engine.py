@@ -1,6 +1,7 @@
 """Requests in, translations out: the batcher, the threads behind it, and how a request waits for its answer."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from transduce.serving.batcher import Batcher, busy, late
@@ -41,28 +42,33 @@ class Engine:
         Raises:
             RequestError: 503.
         """
-        if self.batcher.is_full():
+        if not self.batcher.room():
             raise busy()
 
-    async def decode(self, job: Job, gone: asyncio.Future[None]) -> list[Any]:
-        """The results of a job, one for each of its sentences.
+    async def decode(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Any]]:
+        """The results of jobs, for each of them one for each of its sentences. They are in the queue at once.
 
         Args:
-            job: not yet submitted.
+            jobs: of one request, not yet submitted. Where one fails the others are given up.
             gone: done when the client has gone.
 
         Raises:
-            RequestError: there was no room, it waited too long, or its deadline has passed.
+            RequestError: there was no room, they waited too long, or the deadline has passed.
             ClientGoneError: the client went away first.
         """
-        self.batcher.submit(job)
-        answer = asyncio.wrap_future(job.future)
+        self.batcher.submit(*jobs)
+        answers = [asyncio.wrap_future(job.future) for job in jobs]
+        waiting = [
+            asyncio.ensure_future(self._first(job, answer, gone)) for job, answer in zip(jobs, answers, strict=True)
+        ]
         try:
-            return await self._first(job, answer, gone)
+            return list(await asyncio.gather(*waiting))
         finally:
-            if not answer.done():
-                self.batcher.abandon(job)
-                answer.cancel()
+            for task, job, answer in zip(waiting, jobs, answers, strict=True):
+                task.cancel()
+                if not answer.done():
+                    self.batcher.abandon(job)
+                    answer.cancel()
 
     async def _first(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
         begin_by = min(job.accepted_at + self.settings.queue_seconds, job.deadline)

@@ -3,7 +3,6 @@ connections there are, and errors as JSON.
 """
 
 import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -12,19 +11,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from transduce.serving.admission import Admission, costly_path
 from transduce.serving.messages import ErrorMessage
 from transduce.serving.request_error import RequestError
 
 # A request line may hold a text of some thousand characters, as deep-translator sends it, and a character takes up to
 # 12 bytes in it.
 MOST_HEAD_BYTES = 128 * 1024
-
-
-# What translating begins with, and what is therefore refused without being read while there is no room for it.
-_COSTLY = ("/translate", "/v2/translate", "/inspect", "/intervene")
 _LINGER_SECONDS = 1.0
-
-Overload = Callable[[str], RequestError | None]
 
 
 class GuardedConnection(H11Protocol):
@@ -34,6 +28,8 @@ class GuardedConnection(H11Protocol):
     """Open at once; what comes on top is told so and closed."""
     head_seconds = 10.0
     """In which a request's head must arrive, counted from its first byte, or from the opening of the connection."""
+    admission: Admission
+    """Decides who is let in."""
 
     def __init__(
         self,
@@ -46,11 +42,7 @@ class GuardedConnection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_within_head = False
         self._is_refused = False
-
-    @staticmethod
-    def overload(path: str, /) -> RequestError | None:  # noqa: ARG004
-        """What whoever wants something costly is told at this moment, if there is no room."""
-        return None
+        self._postponed = b""  # what has arrived and is looked at in the next turn of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepts it, or says why not."""
@@ -68,25 +60,38 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser. A head that has begun must be complete in time."""
+        """Feeds the parser, or refuses what there is no room for. A head that has begun must be complete in time."""
         if self._is_refused or self.transport.is_closing():
             return
         before = self.cycle
         is_idle = before is None or before.response_complete
-        # Under a burst of requests, parsing those that are refused would keep all of them waiting.
-        if is_idle and not self._is_within_head and (error := self._overload(data)):
-            self._refuse(error)
-            return
-        super().data_received(data)
-        self._is_within_head = is_idle and self.cycle is before
-        if self.cycle is not before:
-            self._stop_timer()
-        elif self._is_within_head and self._head_timer is None:
-            self._expect_head()
+        if self._postponed:
+            self._postponed += data
+        elif not is_idle or self._is_within_head or self._is_let_in(data):
+            super().data_received(data)
+            self._is_within_head = is_idle and self.cycle is before
+            if self.cycle is not before:
+                self._stop_timer()
+            elif self._is_within_head and self._head_timer is None:
+                self._expect_head()
 
-    def _overload(self, data: bytes) -> RequestError | None:
-        path = next((path for path in _COSTLY if data.startswith(f"POST {path}".encode())), None)
-        return None if path is None else self.overload(path)
+    def _is_let_in(self, data: bytes) -> bool:
+        """Whether a request that begins is read now, and not refused, nor looked at again in a moment."""
+        path = costly_path(data)
+        if path is None:
+            return True
+        if not self.admission.room():
+            self._refuse(self.admission.refusal(path))
+            return False
+        if self.admission.enter(self.loop):
+            return True
+        self._postponed = data
+        self.loop.call_soon(self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        data, self._postponed = self._postponed, b""
+        self.data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP."""
@@ -130,13 +135,13 @@ class GuardedConnection(H11Protocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def connection_class(max_connections: int, head_seconds: float, overload: Overload) -> type[GuardedConnection]:
+def connection_class(max_connections: int, head_seconds: float, admission: Admission) -> type[GuardedConnection]:
     """The class with these limits; uvicorn makes its objects."""
-    most, seconds, refusal = max_connections, head_seconds, overload
+    most, seconds, let_in = max_connections, head_seconds, admission
 
     class Connection(GuardedConnection):
         max_connections = most
         head_seconds = seconds
-        overload = staticmethod(refusal)
+        admission = let_in
 
     return Connection

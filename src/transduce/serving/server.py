@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from transduce.errors import TransduceError
+from transduce.serving.admission import Admission
 from transduce.serving.app import Application
 from transduce.serving.batcher import busy
 from transduce.serving.protocol import MOST_HEAD_BYTES, connection_class
@@ -61,9 +62,10 @@ class Server(uvicorn.Server):
         self, application: Application, settings: ServingSettings, announce: Callable[[], object] = lambda: None
     ) -> None:
         """`announce` is called once requests are taken."""
+        admission = Admission(application.service.engine.batcher.room, self._refusal)
         config = uvicorn.Config(
             application,
-            http=connection_class(settings.max_connections, settings.read_seconds, self._overload),
+            http=connection_class(settings.max_connections, settings.read_seconds, admission),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -82,12 +84,9 @@ class Server(uvicorn.Server):
         self.settings = settings
         self.announce = announce
 
-    def _overload(self, path: str) -> RequestError | None:
+    def _refusal(self, path: str) -> RequestError:
         """What a request for something costly is told while there is no room."""
-        service = self.application.service
-        if not service.engine.batcher.is_full():
-            return None
-        service.metrics.requests.add(1, path, "503")
+        self.application.service.metrics.requests.add(1, path, str(busy().status))
         return busy()
 
     @contextlib.contextmanager

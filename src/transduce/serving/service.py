@@ -114,18 +114,9 @@ class Service:
         self.metrics.characters.add(sum(map(len, wish.texts)))
         models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
         jobs = [self._job(model, tasks, wish, report) for model in models]
-        found = await self._decode_all(jobs, gone)
+        found = await self.engine.decode(jobs, gone)
         translations = {id(model): iter(results) for model, results in zip(models, found, strict=True)}
         return [_answer(task, wish, translations.get(id(task.model), iter(()))) for task in tasks]
-
-    async def _decode_all(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Translation]]:
-        """All jobs; where one fails the others are given up."""
-        waiting = [asyncio.ensure_future(self.engine.decode(job, gone)) for job in jobs]
-        try:
-            return list(await asyncio.gather(*waiting))
-        finally:
-            for task in waiting:
-                task.cancel()
 
     def _check_limits(self, wish: Wish) -> None:
         limits, characters = self.settings, sum(map(len, wish.texts))

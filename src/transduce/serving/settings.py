@@ -26,7 +26,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_waiting: int = 128
     """Requests that wait behind them; further ones are refused at once."""
     workers: int = 1
-    """Threads that decode, each a batch of its own."""
+    """Threads that decode, each a batch of its own; those that have one share the cores."""
     batch_pieces: int = 2048
     """Source pieces times hypotheses in one batch, padding included; a longer sentence is a batch by itself."""
     gather_milliseconds: float = 3.0
@@ -51,6 +51,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Of all texts of a request together."""
     max_alternatives: int = 3
     """Further translations of a text."""
+    max_study_pieces: int = 256
+    """Of a sentence that is looked into: the attention of all layers and heads takes memory, and so does its answer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -81,6 +83,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "max_body_bytes": self.max_body_bytes,
             "max_texts": self.max_texts,
             "max_characters": self.max_characters,
+            "max_study_pieces": self.max_study_pieces,
         }
 
     @property

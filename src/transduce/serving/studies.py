@@ -83,6 +83,7 @@ class Studies:
         self.gate.check_key(request, asked.api_key)
         self._check_text("changed", asked.changed or "")
         model, search = self._chosen(asked)
+        self._check_pieces("changed", asked.changed or "", model)
 
         def work(observer: Observer) -> bytes:
             with model.access.alone():
@@ -106,6 +107,7 @@ class Studies:
             raise invalid("`source` and `target` are the same language, so there is no translation to look into")
         if not isinstance(model, ServedModel):
             raise RequestError(400, "This model cannot be looked into: it can only translate.")
+        self._check_pieces("q", asked.q, model)
         return model, with_alternatives(model.search, alternatives)
 
     def _check_text(self, name: str, text: str) -> None:
@@ -114,6 +116,11 @@ class Studies:
             raise invalid(f"`{name}` ({len(text)}) exceeds text limit ({limit} characters)")
         if any(end in text for end in _LINE_ENDS):
             raise invalid(f"`{name}` must be one line: a line is looked into at a time")
+
+    def _check_pieces(self, name: str, text: str, model: ServedModel) -> None:
+        limit, pieces = self.service.settings.max_study_pieces, model.count_pieces([text])[0] - 1  # without the end
+        if pieces > limit:
+            raise invalid(f"`{name}` must have at most {limit} pieces to be looked into, but has {pieces}: shorten it")
 
     def _study(
         self,
@@ -129,7 +136,7 @@ class Studies:
         self.service.metrics.characters.add(len(asked.q))
         gone = watch(request)
         try:
-            (content,) = await self.service.engine.decode(study, gone)
+            ((content,),) = await self.service.engine.decode([study], gone)
         finally:
             gone.cancel()
         return Response(content, media_type="application/json")

@@ -6,7 +6,8 @@ Legend: B sentences still decoded, W hypotheses of each, t pieces so far.
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,14 +24,23 @@ _LOG = logging.getLogger("transduce.serving")
 class BatchObserver:
     """Looks at a batch after every step: who still waits for it, and how far it is."""
 
-    def __init__(self, batch: Batch, batcher: Batcher, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        batcher: Batcher,
+        metrics: Metrics,
+        share_threads: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`share_threads` is called where the next step may take more threads, or fewer, than the last one."""
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
+        self._share_threads = share_threads
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
         """Reports progress, and gives up the sentences of requests that are late or whose client has gone."""
         self.metrics.steps.add()
+        self._share_threads()
         # Lets the thread run that answers requests: a small model's steps hardly ever leave the interpreter to it.
         time.sleep(0)
         for job in [job for job in self.batch.jobs if job.is_late]:
@@ -50,13 +60,19 @@ class BatchObserver:
 
 
 class Workers:
-    """Threads that take batches and deliver translations until the batcher is closed and empty."""
+    """Threads that take batches and deliver translations until the batcher is closed and empty.
+
+    Those that have something to do share the cores: a single request is decoded by all of them, and of two batches each
+    by its own half, without waiting for one another at every product.
+    """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, *, workers: int, threads: int | None = None) -> None:
-        """Each of the workers computes with its share of the threads; None: as many as PyTorch is set to."""
+        """`threads` compute, in all workers together; None: as many as PyTorch is set to."""
         self.batcher = batcher
         self.metrics = metrics
-        self._compute_threads = max(1, (threads or torch.get_num_threads()) // workers)
+        self._compute_threads = threads or torch.get_num_threads()
+        self._lock = threading.Lock()
+        self._decoding = 0  # workers that have a batch
         # A daemon does not keep the process from leaving, whatever it is in the middle of.
         self._threads = [
             threading.Thread(target=self._work, name=f"decoder-{number}", daemon=True) for number in range(workers)
@@ -79,12 +95,30 @@ class Workers:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        torch.set_num_threads(self._compute_threads)
         while (batch := self.batcher.take()) is not None:
             started_at = time.monotonic()
-            self._decode(batch)
+            with self._counted():
+                self._decode(batch)
             self.metrics.batch_seconds.observe(time.monotonic() - started_at)
             self.metrics.batch_sentences.observe(len(batch.places))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Within it, this worker is one of those that compute."""
+        with self._lock:
+            self._decoding += 1
+        self._share_threads()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._decoding -= 1
+
+    def _share_threads(self) -> None:
+        """Has the thread that calls it compute with its share; PyTorch's number of threads is each thread's own."""
+        share = max(1, self._compute_threads // max(1, self._decoding))
+        if torch.get_num_threads() != share:
+            torch.set_num_threads(share)
 
     def _decode(self, batch: Batch) -> None:
         """Delivers translations. Strangers' sentences are decoded together: no fault of one may reach another."""
@@ -104,4 +138,5 @@ class Workers:
 
     def _results(self, batch: Batch) -> list[Any]:
         self.metrics.source_pieces.add(sum(place.pieces for place in batch.places))
-        return batch.places[0].job.decode(batch.sentences, BatchObserver(batch, self.batcher, self.metrics))
+        observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
+        return batch.places[0].job.decode(batch.sentences, observer)

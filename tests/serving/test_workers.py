@@ -1,0 +1,85 @@
+"""Who computes with how many threads."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from transduce.commands.serve import fitting_workers
+from transduce.runtime.translation import Translation, nothing
+from transduce.runtime.translator import Translator
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+from transduce.serving.batcher import Batcher
+from transduce.serving.jobs import Job
+from transduce.serving.metrics import Metrics
+from transduce.serving.models import ServedModel
+from transduce.serving.worker import Workers
+
+
+class Meeting:
+    """A model that tells how many threads it may use, alone and while another batch is decoded."""
+
+    source_language, target_language = "de", "en"
+    search = SearchSettings(beam_size=1)
+
+    def __init__(self, batches: int) -> None:
+        self.meeting = threading.Barrier(batches)
+        self.threads: list[tuple[int, ...]] = []
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        return [1] * len(sentences)
+
+    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:  # noqa: ARG002
+        self.meeting.wait(10)
+        seen = [self._threads_of_step(observer)]
+        self.meeting.wait(10)
+        seen.append(self._threads_of_step(observer))
+        self.threads.append(tuple(seen))
+        return [Translation(sentence, (nothing(),)) for sentence in sentences]
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(ids)
+
+    def _threads_of_step(self, observer: Observer) -> int:
+        observer.after_step(torch.tensor([0]), torch.zeros(1, 1, 1, dtype=torch.int64))
+        return torch.get_num_threads()
+
+
+@pytest.fixture
+def threads_stay() -> Iterator[None]:
+    """New threads begin with the number that was set last, wherever that was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("batches", "each"), [(1, 4), (2, 2)])
+def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, each: int) -> None:  # noqa: ARG001
+    model = Meeting(batches)
+    batcher = Batcher(max_running=4, max_waiting=4, batch_pieces=1, gather_seconds=0.0)
+    workers = Workers(batcher, Metrics(), workers=2, threads=4)
+    workers.start()
+    jobs = [Job(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
+    batcher.submit(*jobs)
+    for job in jobs:
+        assert job.future.result(10)[0].source == "a"
+    batcher.close()
+    workers.join(10)
+    assert model.threads == [(each, each)] * batches
+
+
+def test_as_many_batches_are_decoded_side_by_side_as_there_are_threads(translator: Translator) -> None:
+    model = ServedModel(translator, languages=("de", "en"))
+    assert fitting_workers([model]) == min(torch.get_num_threads(), 4)
+
+
+def test_answers_are_the_same_from_several_workers(serve: Any, translator: Translator) -> None:
+    model = ServedModel(translator, languages=("de", "en"))
+    sentences = [f"今天老师喜欢苹果{number}。" for number in range(40)]
+    with serve(model, workers=2) as live:
+        asks = [live.in_background(lambda text=text: live.translate(text)) for text in sentences]
+        found = [ask.reply().json["translatedText"] for ask in asks]
+    assert found == [each.text for each in translator.translate(sentences, model.search)]
