@@ -1,4 +1,4 @@
-"""Are models the same elsewhere? Each family of models out to each program, and tokenizer.json on every line.
+"""Are models the same elsewhere? Each family in and out, each program, and tokenizer.json on every line.
 
     python benchmarks/exchange.py                  # all lines of Tatoeba zh-en and de-en: minutes on one core
     python benchmarks/exchange.py --quick          # 5,000 lines of each file
@@ -6,7 +6,8 @@
 
 Models have random weights in all their parameters, and are compared on sentences of the dev set and a long one: the
 log-probabilities of each piece of the model's greedy translation and of random pieces, all in float32, and the
-translations themselves. Bars are 1e-5 nats with transformers and 1e-4 with CTranslate2 and onnxruntime. Packages that
+translations themselves; of encoders, all states and logits. Bars are 1e-5 nats with transformers and 1e-4 with
+CTranslate2 and onnxruntime; beyond 10 nats they are parts of the log-probability, as rounding errors are. Packages that
 are not installed beside transduce come from an environment of their own.
 """
 
@@ -27,50 +28,37 @@ from typing import Any
 
 import torch
 from environments import peer_python, pinned
+from exchange_families import OUT, brought_in, make_model
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce.interop.ctranslate2 import CTranslate2Model, ctranslate2_obstacles, write_ctranslate2
-from transduce.interop.exported import ExportedModel
+from transduce.interop.ctranslate2 import (
+    CTranslate2LanguageModel,
+    CTranslate2Model,
+    ctranslate2_obstacles,
+    write_ctranslate2,
+)
+from transduce.interop.exported import ExportedEncoder, ExportedModel
 from transduce.interop.huggingface import class_for
-from transduce.interop.huggingface_model import HuggingFaceModel
+from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.onnx import write_onnx
-from transduce.interop.onnx_model import OnnxModel
-from transduce.model.config import ModelConfig
+from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.model.build import Model
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import OwnModel, compare_models
+from transduce.runtime.comparison import compare_models
+from transduce.runtime.encoder_comparison import compare_encoders
 from transduce.runtime.folder import write_model_folder
+from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
 from transduce.runtime.translator import Translator
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import tokenizer_json
 
+Write = Callable[[Model, Tokenizer, Path], ExportedModel | ExportedEncoder]
+
 PACKAGES = ("ctranslate2", "onnx", "onnxruntime", "transformers")
-LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
-M2M100 = {"position_offset": 2, "sinusoids_to_end": True, "pad_id": 1, "eos_id": 2, "start_id": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "pre-norm, sinusoids (the default)": {},
-    "post-norm, sinusoids": {"norm_order": "post"},
-    "post-norm, learned positions": LEARNED | {"norm_order": "post"},
-    "pre-norm, learned positions": LEARNED,
-    "pre-norm, sinusoids from 2": M2M100,
-    "rotary, RMSNorm, SwiGLU, shared heads": {
-        "positions": "rotary",
-        "norm": "rms",
-        "activation": "swiglu",
-        "num_key_value_heads": 2,
-        "bias": False,
-    },
-    "bias by distance, RMSNorm, GEGLU": {
-        "positions": "relative",
-        "norm": "rms",
-        "activation": "geglu-tanh",
-        "bias": False,
-        "scale_embeddings": False,
-    },
-    "sandwich norms, GELU": {"norm_order": "sandwich", "activation": "gelu"},
-    "general score, window of 8": {"attention_score": "general", "attention_window": 8},
-}
 ODD_TEXTS = [
     *[
         "",
@@ -107,68 +95,79 @@ ODD_TEXTS = [
 # --- models -----------------------------------------------------------------------------------------------------
 
 
-def make_translator(tokenizer: Tokenizer, changes: dict[str, Any]) -> Translator:
-    """4 + 4 layers × 64 with random weights."""
-    torch.manual_seed(1)
-    sizes: dict[str, Any] = {"num_encoder_layers": 4, "num_decoder_layers": 4, "d_model": 64, "d_ff": 128}
-    vocabulary = {"source_vocabulary_size": tokenizer.source.size, "target_vocabulary_size": tokenizer.target.size}
-    model = Transformer(ModelConfig(**(sizes | vocabulary | {"num_heads": 4} | changes))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return Translator(model, tokenizer)
-
-
-def to_hugging_face(translator: Translator, folder: Path) -> ExportedModel:
+def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
     """The model folder itself, opened by transformers."""
     write_model_folder(
         folder,
-        weights={name: parameter.detach() for name, parameter in translator.model.named_parameters()},
-        config=translator.model.config,
-        tokenizer=translator.tokenizer,
+        weights=model.state_dict(),
+        config=model.config,
+        tokenizer=tokenizer,
         languages=("zh", "en"),
         documents={},
     )
-    return HuggingFaceModel(folder)
+    if isinstance(model, Encoder):
+        return HuggingFaceEncoder(folder, model.config)
+    if isinstance(model, Decoder):
+        return HuggingFaceLanguageModel(folder, model.config)
+    return HuggingFaceModel(folder, model.config)
 
 
-def to_ctranslate2(translator: Translator, folder: Path) -> ExportedModel:
+def to_ctranslate2(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel:
     """By our own converter."""
-    write_ctranslate2(translator.model, translator.tokenizer, folder)
-    return CTranslate2Model(folder, translator.tokenizer, start_id=translator.model.config.start_id, threads=1)
+    assert isinstance(model, Transformer | Decoder)
+    write_ctranslate2(model, tokenizer, folder)
+    opened = CTranslate2LanguageModel if isinstance(model, Decoder) else CTranslate2Model
+    return opened(folder, tokenizer, start_id=model.config.start_id, threads=1)
 
 
-def to_onnx(translator: Translator, folder: Path) -> ExportedModel:
-    """Both graphs, run by onnxruntime."""
-    write_onnx(translator.model, folder)
+def to_onnx(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
+    """All graphs, run by onnxruntime."""
+    write_onnx(model, folder)
+    if isinstance(model, Encoder):
+        return OnnxEncoder(folder, threads=1)
+    if isinstance(model, Decoder):
+        return OnnxLanguageModel(folder, threads=1, never_written=tokenizer.target.unk_id)
     return OnnxModel(folder, threads=1)
 
 
-def compared(make: Callable[[Translator, Path], ExportedModel], translator: Translator, lines: list[str]) -> float:
-    """The largest difference in nats; infinite where a translation is another one."""
-    config = translator.model.config
+def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str]) -> float:
+    """The largest difference of a log-probability, in nats up to 10 nats and in tenths of it beyond; of an encoder, of
+    any number. Infinite where what is written is another.
+    """
+    config = model.config
     special = {config.pad_id, config.eos_id, config.start_id}
-    encoded = translator.tokenizer.source.encode_batch([*lines, " ".join(lines[:12])])
+    pieces = [id for id in range(config.target_vocabulary_size) if id not in special]
+    encoded = tokenizer.source.encode_batch([*lines, " ".join(lines[:12])])
+    # A random model has ids of its own for padding and end; sentences may not have these in their middle.
+    rows = [[id for id in ids if id not in special] or [pieces[0]] for ids in encoded]
     with tempfile.TemporaryDirectory() as folder:
-        comparison = compare_models(
-            OwnModel(translator),
-            make(translator, Path(folder)),
-            # A random model has ids of its own for padding and end; sentences may not have these in their middle.
-            [[id for id in ids if id not in special] for ids in encoded],
-            pieces=[id for id in range(config.target_vocabulary_size) if id not in special],
-            most_pieces=60,
-        )
-    agreement = comparison.agreement
-    same = agreement.same_translations == agreement.sentences
-    return agreement.largest_difference if same else float("inf")
+        other = write(model, tokenizer, Path(folder))
+        if isinstance(model, Encoder):
+            assert isinstance(other, ExportedEncoder)
+            types = [[int(place > len(row) // 2) for place in range(len(row))] for row in rows]
+            found = compare_encoders(OwnEncoder(model), other, rows, types).agreement
+            return found.largest_difference if found.same_choices == found.texts else float("inf")
+        assert isinstance(other, ExportedModel)
+        own: ExportedModel
+        if isinstance(model, Decoder):
+            own = OwnLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
+            rows = [row[: len(row) // 2] for row in rows]
+        else:
+            own = OwnModel(Translator(model, tokenizer))
+        comparison = compare_models(own, other, rows, pieces=pieces, most_pieces=60)
+    if not all(comparison.agreeing):
+        return float("inf")
+    places = [*comparison.own_places, *comparison.random_places]
+    return max(place.difference / max(1.0, abs(place.ours) / 10.0) for place in places)
 
 
-def model_rows(tokenizer: Tokenizer, lines: list[str]) -> Iterator[Row]:
+def rows_out(tokenizers: tuple[Tokenizer, Tokenizer], lines: list[str]) -> Iterator[Row]:
     """A row for each family and each program that can have it."""
-    for family, changes in FAMILIES.items():
-        translator = make_translator(tokenizer, changes)
-        config = translator.model.config
-        ways: list[tuple[str, float, Callable[[Translator, Path], ExportedModel]]] = []
+    for family in OUT:
+        tokenizer = tokenizers[family.separate]
+        model = make_model(tokenizer, family)
+        config = model.config
+        ways: list[tuple[str, float, Write]] = []
         if (architecture := class_for(config)) is not None:
             ways.append((f"transformers {version('transformers')} as {architecture}", 1e-5, to_hugging_face))
         # Its tokens are the tokenizer's, whose padding is 0: models that count positions from the padding id come with
@@ -176,15 +175,21 @@ def model_rows(tokenizer: Tokenizer, lines: list[str]) -> Iterator[Row]:
         if not ctranslate2_obstacles(config) and tokenizer.source.pad_id == config.pad_id:
             ways.append((f"CTranslate2 {version('ctranslate2')}", 1e-4, to_ctranslate2))
         ways.append((f"onnxruntime {version('onnxruntime')}", 1e-4, to_onnx))
-        for name, most, make in ways:
-            difference = compared(make, translator, lines)
-            yield Row(
-                f"out: {family} → {name}",
-                difference * 1e6,
-                "millionths of a nat",
-                bar=f"at most {most * 1e6:g}, same translations",
-                holds=difference <= most,
-            )
+        for name, most, write in ways:
+            difference = compared(write, model, tokenizer, lines)
+            yield difference_row(f"out: {family.name} → {name}", difference, most, "same choices")
+
+
+def rows_in() -> Iterator[Row]:
+    """A row for each family that transformers made."""
+    for name, difference in brought_in():
+        yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 pieces")
+
+
+def difference_row(name: str, difference: float, most: float, said: str) -> Row:
+    """A difference beside its bar."""
+    bar = f"at most {most * 1e6:g}, {said}"
+    return Row(name, difference * 1e6, "millionths of a nat", bar=bar, holds=difference <= most)
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------
@@ -213,10 +218,10 @@ def tokenizer_rows(folder: Path, most_lines: int | None) -> Iterator[Row]:
             )
 
 
-def learn(folder: Path, side: str, kind: Any, size: int = 8_000) -> Tokenizer:
+def learn(folder: Path, side: str, kind: Any, size: int = 8_000, *, joint: bool = True) -> Tokenizer:
     """A tokenizer of the first 20,000 pairs."""
     files = CorpusFiles(source=(str(folder / f"train.{side}.gz"),), target=(str(folder / "train.en.gz"),))
-    settings = TokenizerSettings(kind=kind, vocabulary_size=size)
+    settings = TokenizerSettings(kind=kind, vocabulary_size=size, joint=joint)
     return Tokenizer.train(lambda: islice(read_pairs(files), 20_000), settings, shrink=True)
 
 
@@ -248,17 +253,20 @@ def run_in_environment() -> int:
 
 def main() -> int:
     """Measures, prints and writes; 1 where a bar is missed."""
-    said = parser(__doc__).parse_args()
+    options = parser(__doc__)
+    options.add_argument("--lines", type=int, metavar="N", help="lines of each file for the tokenizers; all of them")
+    said = options.parse_args()
     if any(importlib.util.find_spec(name) is None for name in PACKAGES):
         return run_in_environment()
     torch.set_num_threads(1)
     sys.stderr.write(f"{machine()}\n")
     folder = data_folder()
-    tokenizer = learn(folder / "tatoeba-zh-en", "zh", "bpe", size=2_000)
+    corpus = folder / "tatoeba-zh-en"
+    tokenizers = (learn(corpus, "zh", "bpe", 2_000), learn(corpus, "zh", "bpe", 4_000, joint=False))
     with gzip.open(folder / "tatoeba-zh-en" / "dev.zh.gz", "rt", encoding="utf-8", newline="\n") as lines:
         sentences = [line.removesuffix("\n") for line in islice(lines, 20 if said.quick else 200)]
-    rows = list(model_rows(tokenizer, sentences))
-    rows += tokenizer_rows(folder, 5_000 if said.quick else None)
+    rows = [*rows_in(), *rows_out(tokenizers, sentences)]
+    rows += tokenizer_rows(folder, 5_000 if said.quick else said.lines)
     return report(rows, said.json)
 
 

@@ -30,8 +30,9 @@ def translate(folder: Path, lines: list[str]) -> list[str]:
     # The encoder's outputs have the names of the decoder's inputs. The cache begins with nothing in it.
     names = [output.name for output in encoder.get_outputs()]
     memory = dict(zip(names, encoder.run(None, {"source_ids": source_ids}), strict=True))
-    shapes = {given.name: given.shape for given in decoder.get_inputs() if given.name.startswith("past_")}
-    cache = {name: np.zeros((len(rows), size[1], 0, size[3]), np.float32) for name, size in shapes.items()}
+    # A recurrent model's first state is among them.
+    missing = {given.name: given.shape for given in decoder.get_inputs() if given.name not in {"target_ids", *memory}}
+    cache = {name: np.zeros((len(rows), size[1], 0, size[3]), np.float32) for name, size in missing.items()}
     cache_names = [f"past_{output.name}" for output in decoder.get_outputs()[1:]]
 
     newest = np.full((len(rows), 1), start, dtype=np.int64)

@@ -8,14 +8,25 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.interop.ctranslate2 import QUANTIZATIONS, CTranslate2Model, ctranslate2_obstacles, write_ctranslate2
+from transduce.interop.ctranslate2 import (
+    QUANTIZATIONS,
+    CTranslate2LanguageModel,
+    CTranslate2Model,
+    ctranslate2_obstacles,
+    write_ctranslate2,
+)
 from transduce.interop.exported import ExportedModel
+from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
-from transduce.runtime.comparison import Comparison
+from transduce.model.decoder import Decoder
+from transduce.runtime.comparison import Comparison, compare_models
+from transduce.runtime.own_models import OwnLanguageModel
 from transduce.runtime.translator import Translator
+from transduce.text.tokenizer import Tokenizer
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install 'transduce[export]'")
 
+MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]
 Compare = Callable[[Translator, ExportedModel], Comparison]
 
@@ -133,3 +144,52 @@ def test_what_stands_in_the_folder(make_translator: MakeTranslator, tmp_path: Pa
     assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<pad>", "</s>", "<unk>")
     vocabulary = json.loads((tmp_path / "shared_vocabulary.json").read_bytes())
     assert vocabulary == translator.tokenizer.source.pieces(range(translator.tokenizer.source.size))
+
+
+# --- language models --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": "learned", "max_positions": 64, "activation": "gelu-tanh", "scale_embeddings": False},
+        {"positions": "learned", "norm_order": "post", "embedding_norm": True},
+        {"norm_order": "sandwich", "tie_output": False, "output_bias": True},
+        {"positions": "none", "output_scale": 0.5, "share_layers": True},
+        {"positions": "rotary-interleaved", "attention_score": "dot", "rotary_base": 500.0},
+        {"final_norm": False, "d_k": 6, "d_v": 6},
+        LLAMA_LIKE,
+    ],
+    ids=str,
+)
+def test_a_language_model(
+    make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    model = make_model(kind="decoder", start_id=1, **changes)
+    assert isinstance(model, Decoder)
+    assert ctranslate2_obstacles(model.config) == []
+    write_ctranslate2(model, small_tokenizer, tmp_path)
+    theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
+    rows = [[3 + (7 * row + 5 * place) % 90 for place in range(1 + 11 * row % 17)] for row in range(9)]
+    own = OwnLanguageModel(model, never_written=2, context=64)
+    comparison = compare_models(own, theirs, rows, pieces=range(3, 90), most_pieces=20)
+    comparison.check_equal("CTranslate2")
+    assert comparison.agreement.same_translations == len(rows)
+
+
+def test_a_language_model_has_one_vocabulary_and_no_encoder(
+    make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = make_model(kind="decoder", start_id=1)
+    assert isinstance(model, Decoder)
+    write_ctranslate2(model, small_tokenizer, tmp_path, quantization="int8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.bin", "vocabulary.json"]
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    assert (config["bos_token"], config["eos_token"], config["unk_token"]) == ("</s>", "</s>", "<unk>")
+
+
+@pytest.mark.parametrize("kind", ["encoder", "recurrent"])
+def test_kinds_that_it_has_no_bricks_for(make_model: MakeModel, kind: str) -> None:
+    config = make_model(kind=kind, **({"attention_score": "dot"} if kind == "recurrent" else {})).config
+    assert ctranslate2_obstacles(config) == ["kind"]
+    assert ctranslate2_obstacles(make_model(kind="decoder", positions="relative").config) == ["positions"]

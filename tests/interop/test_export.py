@@ -14,11 +14,16 @@ import torch
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.interop import ctranslate2, onnx
-from transduce.runtime import exporters
+from transduce.interop import ctranslate2, onnx, tokenizer_files
+from transduce.model.build import Model
+from transduce.runtime import exporters, folder
+from transduce.runtime.comparison import Agreement
 from transduce.runtime.export import export
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder import Manifest, ModelFolder, write_model_folder
+from transduce.runtime.original import Original
 from transduce.runtime.translator import Translator
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer_json import tokenizer_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
@@ -76,6 +81,7 @@ def test_a_trained_model_goes_out_and_agrees(trained: Path, tmp_path: Path, form
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert report.bytes >= sum((tmp_path / "out" / name).stat().st_size for name in files if name != "README.md")
     assert report.compared_on == "50 sentences of the run's dev set and a long one made of them"
+    assert isinstance(report.float32, Agreement)
     assert report.float32.sentences == report.float32.same_translations == 51
     assert 0.0 < report.float32.largest_difference < 1e-4
     assert f"largest difference {report.float32.largest_difference:.2g} nats" in str(report)
@@ -104,7 +110,8 @@ def test_rounded_weights_are_compared_and_scored(trained: Path, toy_corpus: Path
         references=[*read_lines(toy_corpus / "dev.en"), ""],
         threads=1,
     )
-    assert report.quantized is not None
+    assert isinstance(report.quantized, Agreement)
+    assert isinstance(report.float32, Agreement)
     assert report.quantized.mean_difference > report.float32.mean_difference
     assert report.model_scores is not None
     assert report.export_scores is not None
@@ -147,7 +154,7 @@ def test_short_tables_of_positions_are_heeded(make_translator: MakeTranslator, t
     need("onnx")
     folder = write_folder(make_translator(positions="learned", max_positions=20), tmp_path / "model")
     export(folder, tmp_path / "out", to="onnx", threads=1)
-    assert "A sentence can have 20 pieces." in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "A text can have 20 pieces." in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_two_vocabularies_go_out_with_both_files(
@@ -209,15 +216,13 @@ def spoil_quantization(patch: pytest.MonkeyPatch) -> None:
 
 
 def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
-    right = shutil.copyfile
+    right = tokenizer_files.tokenizer_files
 
-    def wrong(source: Path, target: Path) -> None:
-        if source.name == "tokenizer.json":
-            target.write_text(source.read_text("utf-8").replace('"▁喜欢"', '"▁欢喜"').replace("喜", "欢"), "utf-8")
-        else:
-            right(source, target)
+    def wrong(tokenizer: Tokenizer, *arguments: Any) -> dict[str, Any]:
+        text = json.dumps(tokenizer_json(tokenizer.source), ensure_ascii=False)
+        return right(tokenizer, *arguments) | {"tokenizer.json": json.loads(text.replace("喜", "欢"))}
 
-    patch.setattr(shutil, "copyfile", wrong)
+    patch.setattr(folder, "tokenizer_files", wrong)
 
 
 @pytest.mark.parametrize(
@@ -315,17 +320,20 @@ def test_a_model_that_does_not_fit_is_told_where_it_does(
     message: str,
 ) -> None:
     translator = make_translator(**changes)
-    original = exporters.Original(translator, tmp_path, 1)
+    manifest = Manifest(format_version=1, versions={}, source_language="zh", target_language="en", sha256={})
+    original = Original(ModelFolder[Model](translator.model, translator.tokenizer, manifest), tmp_path, 1)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)  # asked for only when it is needed
     with pytest.raises(TransduceError, match=message):
         exporters.exporter_for(form, original).write(tmp_path, "float32")
 
 
-def test_a_file_that_hugging_face_needs_is_missed(trained: Path, tmp_path: Path) -> None:
+def test_what_hugging_face_needs_is_written_anew(trained: Path, tmp_path: Path) -> None:
+    need("huggingface")
     shutil.copytree(trained, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
     (tmp_path / "model" / "tokenizer.json").unlink()
-    with pytest.raises(TransduceError, match=r"has no tokenizer\.json, which Hugging Face's classes read"):
-        export(tmp_path / "model", tmp_path / "out", to="huggingface", threads=1)
+    export(tmp_path / "model", tmp_path / "out", to="huggingface", threads=1)
+    written = (tmp_path / "out" / "tokenizer.json").read_bytes()
+    assert written == (trained / "tokenizer.json").read_bytes()
 
 
 # --- the command, and the example -------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from transduce.interop.huggingface import (
     class_for,
     config_json,
     derived_names,
-    expected_names,
-    huggingface_obstacles,
+    places,
     to_folder_names,
 )
+from transduce.interop.huggingface_families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder import write_model_folder
@@ -32,6 +32,15 @@ MakeTranslator = Callable[..., Translator]
 
 LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
 M2M100 = {"position_offset": 2, "sinusoids_to_end": True, "pad_id": 1, "eos_id": 2, "start_id": 2}
+T5 = {
+    "norm": "rms",
+    "bias": False,
+    "positions": "relative",
+    "attention_score": "dot",
+    "scale_embeddings": False,
+    "output_scale": 0.25,
+    "num_decoder_layers": 2,
+}
 # What no class has, one by one: a model with any of it keeps our own names.
 NOT_THEIRS: list[dict[str, Any]] = [
     {"num_key_value_heads": 2},
@@ -49,8 +58,6 @@ NOT_THEIRS: list[dict[str, Any]] = [
     {"attention_scale": 0.5},
     {"attention_window": 8},
     {"embedding_norm": True},
-    {"zero_padding_row": False},
-    {"output_bias": True},
     {"output_scale": 0.5},
 ]
 
@@ -82,6 +89,14 @@ def make_config(**changes: Any) -> ModelConfig:
         ({"bias": False}, None),
         ({"tie_output": False}, None),
         ({"tie_source_target": False}, None),
+        ({"tie_source_target": False, "norm_order": "post"}, "MarianMTModel"),
+        ({"zero_padding_row": False, "output_bias": True}, "PegasusForConditionalGeneration"),
+        (T5, "T5ForConditionalGeneration"),
+        (T5 | {"tie_output": False, "output_scale": 1.0}, "T5ForConditionalGeneration"),
+        (T5 | {"output_scale": 1.0}, None),
+        (T5 | {"activation": "geglu-tanh", "d_k": 6, "d_v": 6}, "T5ForConditionalGeneration"),
+        (T5 | {"d_k": 6}, None),
+        (T5 | {"num_decoder_layers": 3}, None),
         ({"d_k": 8}, None),
         ({"d_v": 8}, None),
         ({"norm_epsilon": 1e-6}, None),
@@ -129,12 +144,12 @@ def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> 
     config = make_config(**changes)
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
     renamed = to_folder_names(weights, config)
+    kept = places(weights, config, renamed)
     for name, tensor in weights.items():
-        parts = [renamed[part] for part in expected_names(name, config)]
-        assert torch.equal(torch.cat(parts), tensor)
-    names = [part for name in weights for part in expected_names(name, config)]
+        assert torch.equal(kept[name].restore([renamed[part] for part in kept[name].names]), tensor)
+    names = [part for place in kept.values() for part in place.names]
     assert len(names) == len(set(names))
-    assert set(renamed) - set(names) <= derived_names(config)
+    assert set(renamed) - set(names) <= derived_names(config, renamed)
     assert "model.encoder.layers.0.self_attn.q_proj.weight" in names
     assert "model.decoder.layers.2.encoder_attn.out_proj.bias" in names
     assert ("model.encoder.layer_norm.weight" in names) == (config.norm_order == "pre")
@@ -155,7 +170,7 @@ def test_a_model_of_no_class_keeps_our_names() -> None:
     config = make_config(activation="swiglu")
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
     assert set(to_folder_names(weights, config)) == set(weights)
-    assert derived_names(config) == set()
+    assert derived_names(config, weights) == set()
     assert config_json(config)["model_type"] == "transduce"
 
 
@@ -202,6 +217,10 @@ def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs:
         LEARNED | {"norm_order": "post", "max_positions": 50, "activation": "gelu", "start_id": 1},
         LEARNED,
         M2M100 | {"activation": "gelu-tanh"},
+        {"norm_order": "post", "output_bias": True, "zero_padding_row": False, "start_id": 1},
+        {"norm_order": "post", "tie_source_target": False},
+        T5 | {"activation": "silu"},
+        T5 | {"activation": "geglu-tanh", "d_k": 6, "d_v": 6, "tie_output": False, "output_scale": 1.0},
     ],
     ids=str,
 )
@@ -233,15 +252,10 @@ def test_the_same_logits_and_translations(
     for row, (best, *_) in zip(written[:, 1:].tolist(), ours, strict=True):
         assert row[: row.index(eos_id) if eos_id in row else None] == list(best.ids)
     # What comes back from the folder is what went in.
-    again = read_weights_of(tmp_path, config)
-    assert all(torch.equal(again[name], parameter) for name, parameter in made.model.named_parameters())
-
-
-def read_weights_of(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Our parameters, out of the tensors of a folder."""
-    tensors = load_file(folder / "model.safetensors")
-    names = (name for name, _ in Transformer(config).named_parameters())
-    return {name: torch.cat([tensors[part] for part in expected_names(name, config)]) for name in names}
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = places(made.model.state_dict(), config, stored)
+    for name, tensor in made.model.state_dict().items():
+        assert torch.equal(kept[name].restore([stored[part] for part in kept[name].names]), tensor)
 
 
 @pytest.mark.filterwarnings("default")

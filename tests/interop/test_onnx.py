@@ -14,7 +14,7 @@ from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.exported import ExportedModel
 from transduce.interop.onnx import longest_sequence, onnx_obstacles, write_onnx
 from transduce.interop.onnx_model import OnnxModel
-from transduce.model.config import ModelConfig, RotaryScaling
+from transduce.model.config import RotaryScaling
 from transduce.runtime.comparison import Comparison
 from transduce.runtime.translator import Translator, pad
 
@@ -142,6 +142,7 @@ def test_names_and_metadata(make_translator: MakeTranslator, tmp_path: Path) -> 
         "eos_id": "1",
         "start_id": "1",
         "max_positions": "30",
+        "kind": "transformer",
     }
     assert longest_sequence(translator.model.config) == 30
 
@@ -189,8 +190,3 @@ def test_a_setting_that_came_later_is_refused(make_translator: MakeTranslator, m
     assert onnx_obstacles(config) == ctranslate2_obstacles(config) == []
     monkeypatch.setattr(bricks, "_KNOWN", bricks._KNOWN - {"output_scale"})
     assert onnx_obstacles(config) == ctranslate2_obstacles(config) == ["output_scale"]
-
-
-def test_recurrent_models_are_not_exported() -> None:
-    config = ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9, d_model=8)
-    assert onnx_obstacles(config) == ["kind"]

@@ -15,7 +15,7 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.positions import LearnedPositions, RelativePositions, sinusoids
+from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
 from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
@@ -29,6 +29,9 @@ _KNOWN = frozenset(
         *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
         *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
         *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
+        *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
+        *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
+        "recurrent_context_to",
     )
 )
 
@@ -126,7 +129,7 @@ def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
     """What is added to the embeddings of positions 0 … P-1, (P, D); None where nothing is."""
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]
-    if config.positions != "sinusoidal":
+    if not isinstance(embedding.positions, SinusoidalPositions):
         return None
     rows = config.position_offset + MAXIMUM_POSITIONS
     return sinusoids(rows, config.d_model, to_end=config.sinusoids_to_end)[config.position_offset :]

@@ -1,12 +1,13 @@
-"""Our encoder–decoders as CTranslate2's, through the specification classes of its Python package.
+"""Our encoder–decoders and decoders as CTranslate2's, through the specification classes of its Python package.
 
 Everything is given explicitly: the table of positions (CTranslate2's own sinusoids are others), the factor of the
 embeddings, one bias by distance for each layer. Weights that are tied here are found to be equal there and stored once.
 Legend: B batch, V vocabulary, D model width.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,11 +29,13 @@ from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
 from transduce.interop.packages import import_extra
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.stack import StackPositions
+from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
+from transduce.model.vocabulary import VocabularyModel
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -53,8 +56,11 @@ _ACTIVATIONS = {
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
     """Settings that CTranslate2 has no brick for."""
     unknown = {
-        "kind": config.kind != "transformer",
+        # It computes an encoder's states, but none of its heads; and it has no recurrent cells.
+        "kind": config.kind not in ("transformer", "decoder"),
         "norm": config.norm == "batch",
+        # After a prompt of several pieces its decoders go on with a wrong bias.
+        "positions": config.kind == "decoder" and config.positions == "relative",
         "attention_score": config.attention_score == "additive",
         "attention_kind": config.attention_kind == "hard",
         "attention_window": config.attention_window is not None,
@@ -65,7 +71,9 @@ def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
     return [*(name for name, is_unknown in unknown.items() if is_unknown), *unknown_settings(config)]
 
 
-def write_ctranslate2(model: Transformer, tokenizer: Tokenizer, folder: Path, *, quantization: str = "float32") -> None:
+def write_ctranslate2(
+    model: Transformer | Decoder, tokenizer: Tokenizer, folder: Path, *, quantization: str = "float32"
+) -> None:
     """Writes model.bin, config.json and the vocabularies.
 
     Args:
@@ -78,14 +86,20 @@ def write_ctranslate2(model: Transformer, tokenizer: Tokenizer, folder: Path, *,
         TransduceError: the package is missing.
         ValueError: the model has one of its `ctranslate2_obstacles`.
     """
-    specification = _specification(model)
-    specification.register_source_vocabulary(_tokens(tokenizer.source))
-    specification.register_target_vocabulary(_tokens(tokenizer.target))
-    settings, target = specification.config, tokenizer.target
+    target = tokenizer.target
+    if isinstance(model, Decoder):
+        specification = _language_model_specification(model)
+        specification.register_vocabulary(_tokens(target))
+        settings = specification.config
+    else:
+        specification = _specification(model)
+        specification.register_source_vocabulary(_tokens(tokenizer.source))
+        specification.register_target_vocabulary(_tokens(target))
+        settings = specification.config
+        settings.decoder_start_token = target.piece(model.config.start_id)
+        settings.add_source_eos = True
     settings.unk_token = target.piece(target.unk_id)
     settings.eos_token = settings.bos_token = target.piece(target.eos_id)
-    settings.decoder_start_token = target.piece(model.config.start_id)
-    settings.add_source_eos = True
     settings.layer_norm_epsilon = model.config.norm_epsilon
     specification.validate()
     specification.optimize(quantization=quantization)
@@ -121,6 +135,23 @@ def _specification(model: Transformer) -> Any:
     return specs.TransformerSpec(encoder, decoder)
 
 
+def _language_model_specification(model: Decoder) -> Any:
+    specs = import_extra("ctranslate2", "export").specs
+    config = model.config
+    decoder = specs.TransformerDecoderSpec(
+        config.num_decoder_layers, config.num_heads, with_encoder_attention=False, **_bricks(config)
+    )
+    _set_embedding(decoder, decoder.embeddings, model.embedding, model.source_weight, config)
+    if config.has_final_norm:
+        _set_norm(decoder.layer_norm, model.norm)
+    _set_linear(decoder.projection, _output(model))
+    if config.output_scale != 1.0:
+        decoder.scale_outputs = config.output_scale
+    for spec, layer in zip(decoder.layer, each_layer(model.layers, config.num_decoder_layers), strict=True):
+        _set_encoder_layer(spec, cast(EncoderLayer, layer), model.positions)
+    return specs.TransformerDecoderModelSpec(decoder)
+
+
 def _bricks(config: ModelConfig) -> dict[str, Any]:
     """What both sides are told alike."""
     common = import_extra("ctranslate2", "export").specs.common_spec
@@ -142,7 +173,7 @@ def _bricks(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _output(model: Transformer) -> Linear:
+def _output(model: VocabularyModel) -> Linear:
     return Linear(model.output_weight.detach(), None if model.output_bias is None else model.output_bias.detach())
 
 
@@ -258,3 +289,39 @@ class CTranslate2Model:
 
     def _source_tokens(self, sources: Ids) -> list[list[str]]:
         return [[self._source[id] for id in row] for row in sources]
+
+
+class CTranslate2LanguageModel:
+    """Implements `ExportedModel` for a decoder alone in a folder of CTranslate2's."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
+        package = import_extra("ctranslate2", "export")
+        self._generator = package.Generator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        vocabulary = tokenizer.target
+        self._pieces = _tokens(vocabulary)
+        self._start = self._pieces[start_id]
+        self._end_id = vocabulary.eos_id
+        self._forbidden = [[self._pieces[id]] for id in sorted({vocabulary.pad_id, vocabulary.unk_id} - {self._end_id})]
+
+    def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
+        """Of each target's pieces and the end symbol, after the prompt."""
+        rows = [
+            [self._start, *self._tokens_of([*source, *target, self._end_id])]
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        scored = self._generator.score_batch(rows)
+        return [result.log_probs[len(source) :] for result, source in zip(scored, sources, strict=True)]
+
+    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+        """What greedy search goes on with."""
+        found = self._generator.generate_batch(
+            [[self._start, *self._tokens_of(row)] for row in sources],
+            beam_size=1,
+            max_length=most_pieces,
+            include_prompt_in_result=False,
+            suppress_sequences=self._forbidden,
+        )
+        return [list(result.sequences_ids[0]) for result in found]
+
+    def _tokens_of(self, ids: Sequence[int]) -> list[str]:
+        return [self._pieces[id] for id in ids]

@@ -1,223 +1,204 @@
-"""Our encoder–decoders as Hugging Face's: Pegasus, Marian, BART, mBART and M2M100 compute the same function.
+"""Our models as Hugging Face's: Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2 and Llama compute the same.
 
 A model folder holds the weights under the names of the class that fits, so that it opens there with no export step. A
-configuration that no class can hold keeps our own names, and its `config.json` names no class.
+configuration that no class can hold keeps our own names, and its `config.json` names no class. Folders that were
+written before a class was known have our own names too: what stands in a file decides.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
 from transduce.interop.exported import MAXIMUM_POSITIONS
+from transduce.interop.huggingface_families import Family, family_for
+from transduce.interop.import_names import Family as StoredNames
+from transduce.interop.import_names import Names, family_of, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 
-_SUBLAYERS = {
-    "self_attention": "self_attn",
-    "memory_attention": "encoder_attn",
-}
-_NORMS = {
-    "self_attention_residual": "self_attn_layer_norm",
-    "memory_attention_residual": "encoder_attn_layer_norm",
-    "feed_forward_residual": "final_layer_norm",
-}
-_FEED_FORWARD = {"inner": "fc1", "outer": "fc2"}
-_STACKS = {"source": "encoder", "target": "decoder", "encoder": "encoder", "decoder": "decoder"}
-_ADDED = {"positions": "embed_positions", "norm": "layernorm_embedding"}
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
+_OWN_NAME = "source_weight"
+# BERT's second head in pretraining. Its first class is that of a stretch that follows; ours is the other.
+_FOLLOWS_HEAD = "cls.seq_relationship"
 
 
-class _Family(NamedTuple):
-    """A class, and the settings without which it is another one's."""
+class Place(NamedTuple):
+    """Where a file keeps a parameter of ours."""
 
-    architecture: str
-    model_type: str
-    settings: Mapping[str, object]
-    stores_sinusoids: bool = False
+    names: tuple[str, ...]
+    layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
+    """The rows of several tensors, one below another; inputs before outputs; the last row first; one row, (1, V)."""
 
+    def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """The tensors of the file; `sizes` are the rows of each where there are several."""
+        if self.layout == "transposed":
+            parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
+        elif self.layout == "reversed":
+            parts = (tensor.flip(0),)
+        elif self.layout == "flat":
+            parts = (tensor[None],)
+        else:
+            parts = tensor.split(list(sizes)) if len(self.names) > 1 else (tensor,)
+        return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
-_LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
-_FAMILIES = (
-    _Family("PegasusForConditionalGeneration", "pegasus", {"norm_order": "pre"}, stores_sinusoids=True),
-    _Family("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
-    _Family("BartForConditionalGeneration", "bart", {"norm_order": "post"} | _LEARNED),
-    _Family("MBartForConditionalGeneration", "mbart", {"norm_order": "pre"} | _LEARNED),
-    _Family(
-        "M2M100ForConditionalGeneration",
-        "m2m_100",
-        # The class counts positions of what is no padding, from the padding id on.
-        {"norm_order": "pre", "position_offset": 2, "sinusoids_to_end": True, "pad_id": 1},
-    ),
-)
-# What all of them leave open. Any other setting must have its default value, or the family's.
-_FREE = {
-    "source_vocabulary_size",
-    "target_vocabulary_size",
-    "num_encoder_layers",
-    "num_decoder_layers",
-    "d_model",
-    "d_ff",
-    "num_heads",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "max_positions",
-    "scale_embeddings",
-    "eos_id",
-    "start_id",
-}
+    def restore(self, parts: Sequence[Tensor]) -> Tensor:
+        """Our parameter, of the file's tensors."""
+        if self.layout == "transposed":
+            return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
+        if self.layout == "reversed":
+            return parts[0].flip(0)
+        if self.layout == "flat":
+            return parts[0].flatten()
+        return torch.cat(list(parts))
 
 
 def class_for(config: ModelConfig) -> str | None:
     """The class that computes this model, or None."""
-    family = _family(config)
+    family = family_for(config)
     return None if family is None else family.architecture
 
 
-def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that the nearest class has no brick for; none where a class computes the model."""
-    return min((_differences(config, family) for family in _FAMILIES), key=len)
+def automatic_class_for(config: ModelConfig) -> str | None:
+    """Hugging Face's automatic class that opens this model, or None."""
+    family = family_for(config)
+    return None if family is None else family.automatic
 
 
-def _family(config: ModelConfig) -> _Family | None:
-    return next((family for family in _FAMILIES if not _differences(config, family)), None)
+def config_json(config: ModelConfig, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """The content of `config.json`: the class's own keys, and under "transduce" our configuration.
 
-
-def _differences(config: ModelConfig, family: _Family) -> list[str]:
-    fields = msgspec.structs.fields(ModelConfig)
-    wanted = {field.name: field.default for field in fields if field.name not in _FREE} | dict(family.settings)
-    if "pad_id" not in family.settings:
-        del wanted["pad_id"]
-    found = _explicit(config)
-    differing = [name for name, value in wanted.items() if name != "activation" and found[name] != value]
-    if config.activation not in _ACTIVATIONS:
-        differing.append("activation")
-    if family.model_type == "m2m_100" and config.start_id == config.pad_id:
-        differing.append("start_id")
-    return differing
-
-
-def _explicit(config: ModelConfig) -> dict[str, object]:
-    """The settings by name; a value that says what the default means is the default."""
-    width = config.d_model / config.num_heads
-    meant: dict[str, object] = {
-        "num_key_value_heads": config.num_heads,
-        "d_k": width,
-        "d_v": width,
-        "final_norm": config.norm_order != "post",
-        "projection_bias": config.bias,
-        "attention_output_bias": config.bias,
-        "feed_forward_bias": config.bias,
-    }
-    found = msgspec.structs.asdict(config)
-    return {name: None if name in meant and value == meant[name] else value for name, value in found.items()}
-
-
-def config_json(config: ModelConfig) -> dict[str, Any]:
-    """The content of `config.json`: the class's own keys, and under "transduce" our configuration."""
+    Args:
+        config: of the model.
+        labels: the names of its classes; where they are not known, numbers stand for them.
+    """
     own = {"transduce": msgspec.to_builtins(config)}
-    family = _family(config)
+    two_sides = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
+    family = family_for(config)
     if family is None:
-        return {"model_type": "transduce", "is_encoder_decoder": True} | own
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "is_encoder_decoder": True,
-        "vocab_size": config.target_vocabulary_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.num_encoder_layers,
-        "decoder_layers": config.num_decoder_layers,
-        "encoder_attention_heads": config.num_heads,
-        "decoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
-        "activation_function": _ACTIVATIONS[config.activation],
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.activation_dropout,
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-        "max_position_embeddings": config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS,
-        "scale_embedding": config.scale_embeddings,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,
-        "normalize_before": config.norm_order == "pre",
-        "normalize_embedding": config.embedding_norm,
-        "pad_token_id": config.pad_id,
-        "eos_token_id": config.eos_id,
-        "bos_token_id": None,
-        "decoder_start_token_id": config.start_id,
-        "forced_eos_token_id": None,
-        "dtype": "float32",
-    } | own
+        return {"model_type": "transduce"} | two_sides | own
+    named: dict[str, Any] = {}
+    if config.num_labels:
+        names = labels if len(labels) == config.num_labels else [f"LABEL_{n}" for n in range(config.num_labels)]
+        named = {
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
+    ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "dtype": "float32"}
+    described = {"architectures": [family.architecture], "model_type": family.model_type}
+    return described | two_sides | family.content(config) | named | ids | own
+
+
+def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None:
+    """The content of `generation_config.json`: how `generate` is to search; None where the model writes nothing.
+
+    Args:
+        config: of the model.
+        unk_id: the unknown piece of the target's vocabulary, which no language model writes.
+    """
+    ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
+    if config.kind == "decoder":
+        longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+        never = sorted({config.pad_id, unk_id} - {config.eos_id})
+        return {"bos_token_id": config.start_id, **ids, "bad_words_ids": [[id] for id in never], "max_length": longest}
+    if config.kind not in ("transformer", "recurrent"):
+        return None
+    found = {"decoder_start_token_id": config.start_id, **ids, "bad_words_ids": [[config.pad_id]]}
+    return found | {"num_beams": 4, "max_length": 512}
 
 
 def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Our weights under the names that `model.safetensors` has for them."""
-    family = _family(config)
+    family = family_for(config)
     if family is None:
         return dict(weights)
-    renamed: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        for new_name, part in zip(_folder_names(name), _parts(name, tensor, config), strict=True):
-            renamed[new_name] = part.contiguous()
+        stored |= _place(name, config, family).store(tensor, _sizes(name, config))
+    names = _stored_names(family, config)
     if family.stores_sinusoids:
-        table = sinusoids(MAXIMUM_POSITIONS, config.d_model)
-        renamed["model.encoder.embed_positions.weight"] = table
-        renamed["model.decoder.embed_positions.weight"] = table.clone()
-    if family.model_type != "m2m_100":
-        renamed["final_logits_bias"] = torch.zeros(1, config.target_vocabulary_size)
-    return renamed
+        for stack in ("encoder", "decoder"):
+            stored[f"model.{stack}.embed_positions.weight"] = sinusoids(MAXIMUM_POSITIONS, config.d_model)
+    if family.stores_output_bias and not config.output_bias:
+        zeros = torch.zeros(config.target_vocabulary_size)
+        stored |= _output_bias_place(names).store(zeros, ())
+    return stored
 
 
-def expected_names(name: str, config: ModelConfig) -> list[str]:
-    """The names under which a folder holds our parameter `name`, to be concatenated in this order."""
-    return [name] if class_for(config) is None else _folder_names(name)
+def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:
+    """Where a file keeps each of our parameters.
+
+    Args:
+        names: of ours.
+        config: of the model.
+        present: the names in the file.
+    """
+    family = family_for(config)
+    if family is None or _OWN_NAME in present:
+        return {name: Place((name,)) for name in names}
+    return {name: _place(name, config, family) for name in names}
 
 
-def derived_names(config: ModelConfig) -> set[str]:
-    """Tensors that a folder may hold and that we compute ourselves."""
-    family = _family(config)
-    if family is None:
+def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
+    """Tensors in a file that we compute ourselves, or hold elsewhere."""
+    family = family_for(config)
+    if family is None or _OWN_NAME in present:
         return set()
-    derived = {
-        "final_logits_bias",
-        "lm_head.weight",
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-    }
-    tables = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
-    return derived | tables if family.stores_sinusoids else derived
+    names = _stored_names(family, config)
+    tables = {names.shared, names.source, names.target, names.output, *names.output_bias}
+    ignored = re.compile(names.ignored)
+    return {name for name in present if name in tables or ignored.fullmatch(name)}
 
 
-def _parts(name: str, tensor: Tensor, config: ModelConfig) -> tuple[Tensor, ...]:
-    """Our projection holds [queries; keys; values]; the classes have three."""
-    if ".projection." in name:
-        queries, keys, values = tensor.split(config.num_heads * config.key_width)
-        return queries, keys, values
-    return (tensor,)
+def surplus_names(config: ModelConfig) -> set[str]:
+    """Tensors of our folder that its class leaves aside, because it has no such head."""
+    family = family_for(config)
+    if family is None or family.model_type != "bert":
+        return set()
+    if config.masked_language_head:
+        has_surplus = config.pooler and config.num_labels == 0
+        return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if has_surplus else set()
+    return {"cls.predictions.bias"} if config.output_bias else set()
 
 
-def _folder_names(name: str) -> list[str]:
-    """From our name, encoder_layers.0.feed_forward.inner.bias, to theirs, model.encoder.layers.0.fc1.bias."""
-    if name == "source_weight":
-        return ["model.shared.weight"]
-    first, *rest = name.split(".")
-    stack = f"model.{_STACKS[first.split('_')[0]]}"
-    if first.endswith("_embedding"):
-        return [f"{stack}.{_ADDED[rest[0]]}.{rest[1]}"]
-    if first.endswith("_norm"):
-        return [f"{stack}.layer_norm.{rest[0]}"]
-    number, block, *inside = rest
-    layer, kind = f"{stack}.layers.{number}", inside[-1]
-    if block in _NORMS:
-        return [f"{layer}.{_NORMS[block]}.{kind}"]
-    if block == "feed_forward":
-        return [f"{layer}.{_FEED_FORWARD[inside[0]]}.{kind}"]
-    attention = f"{layer}.{_SUBLAYERS[block]}"
-    if inside[0] == "output":
-        return [f"{attention}.out_proj.{kind}"]
-    return [f"{attention}.{part}_proj.{kind}" for part in "qkv"]
+# --- one parameter ----------------------------------------------------------------------------------------------
+
+
+def _place(name: str, config: ModelConfig, family: Family) -> Place:
+    names = _stored_names(family, config)
+    if name == "output_bias":
+        return _output_bias_place(names)
+    table = {
+        "source_weight": names.shared if config.tie_source_target else names.source,
+        "own_target_weight": names.target,
+        "own_output_weight": names.output,
+    }.get(name)
+    if table is not None:
+        return Place((table,))
+    if family.architecture == "BertForPreTraining" and name.startswith("classifier."):
+        return Place((name.replace("classifier", _FOLLOWS_HEAD),), "reversed")
+    found: Names | None = find_names(names.names, name)
+    if found is None:
+        raise ValueError(f"{family.architecture} has no name for the parameter {name}")
+    return Place(found.theirs, "transposed" if found.transposed else "rows")
+
+
+def _output_bias_place(names: StoredNames) -> Place:
+    name = names.output_bias[0]
+    return Place((name,), "flat" if name == "final_logits_bias" else "rows")
+
+
+def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
+    """The table of names; T5 has two, of which the gated one is told by a tensor."""
+    gated = config.activation.endswith(("glu", "glu-tanh"))
+    return family_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
+
+
+def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
+    """Rows of the tensors that ours is cut into."""
+    if ".feed_forward.inner." in name:
+        return (config.d_ff, config.d_ff)
+    heads = config.num_key_value_heads or config.num_heads
+    return (config.num_heads * config.key_width, heads * config.key_width, heads * config.value_width)

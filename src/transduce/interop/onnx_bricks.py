@@ -17,6 +17,7 @@ from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.norms import BatchNorm
+from transduce.model.scores import ScoredAttention
 
 
 class Context(NamedTuple):
@@ -25,7 +26,7 @@ class Context(NamedTuple):
     bias: str
     """Added to the scores, broadcastable to (B, H, T, L)."""
     rotation: tuple[str, str] | None
-    """Cosines and sines, (T, K / 2) each."""
+    """Cosines and sines, (B or 1, 1, T, K / 2) each."""
     interleaved: bool
     """Rotated pairs are (2i, 2i + 1) in place of (i, i + K / 2)."""
 
@@ -81,9 +82,16 @@ def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForwa
 
 
 def build_embedding(
-    graph: Graph, ids: str, positions: str, embedding: Embedding, weight: Tensor, config: ModelConfig
+    graph: Graph,
+    ids: str,
+    positions: str,
+    embedding: Embedding,
+    weight: Tensor,
+    config: ModelConfig,
+    *,
+    token_types: str | None = None,
 ) -> str:
-    """Ids (B, T) at positions (T,) to vectors (B, T, D)."""
+    """Ids (B, T) at positions (B or 1, T), of segments (B, T) where there are any, to vectors (B, T, D)."""
     x = graph.apply("Gather", graph.weight(weight.detach()), ids)
     scale = embedding_scale(config)
     if scale != 1.0:
@@ -91,6 +99,8 @@ def build_embedding(
     table = added_positions(embedding, config)
     if table is not None:
         x = graph.apply("Add", x, graph.apply("Gather", graph.weight(table), positions))
+    if embedding.token_types is not None and token_types is not None:
+        x = graph.apply("Add", x, graph.apply("Gather", graph.weight(embedding.token_types.detach()), token_types))
     return build_norm(graph, x, embedding.norm)
 
 
@@ -164,16 +174,35 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
 
 
 def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """softmax(scores + bias) V, joined and projected: (B, H, T, K) to (B, T, D)."""
-    keys, values = (_share(graph, each, attention) for each in known)
-    scores = graph.apply("Add", _scores(graph, query, keys, attention), bias)
+    """Attention, its heads joined and projected: (B, H, T, K) to (B, T, D)."""
+    shared = KeysAndValues(*(_share(graph, each, attention) for each in known))
+    heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
+    joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
+    return build_linear(graph, joined, linear_of(attention.output))
+
+
+def build_attention(
+    graph: Graph, query: str, known: KeysAndValues, score: ScoredAttention | None, width: int, bias: str | None
+) -> str:
+    """softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
+
+    Args:
+        graph: to build in.
+        query: (B, H, T, K).
+        known: of as many heads.
+        score: None: the scaled dot product, equation (1).
+        width: K.
+        bias: hides keys, broadcastable to (B, H, T, L); None: all are seen.
+    """
+    scores = _scores(graph, query, known.keys, score, width)
+    if bias is not None:
+        scores = graph.apply("Add", scores, bias)
     weights = graph.apply("Softmax", scores, attributes={"axis": -1})  # (B, H, T, L)
-    if attention.score is not None and attention.score.hard:
+    if score is not None and score.hard:
         best = graph.apply("ArgMax", weights, attributes={"axis": -1, "keepdims": 0})
         length = graph.apply("Squeeze", graph.size(weights, 3), graph.integers(0))
         weights = graph.apply("OneHot", best, length, graph.weight(torch.tensor([0.0, 1.0])))
-    heads = graph.transpose(graph.apply("MatMul", weights, values), 0, 2, 1, 3)  # (B, T, H, V)
-    return build_linear(graph, graph.reshape(heads, 0, 0, -1), linear_of(attention.output))
+    return graph.apply("MatMul", weights, known.values)
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
@@ -185,9 +214,9 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
     return graph.apply("Gather", x, head, attributes={"axis": 1})
 
 
-def _scores(graph: Graph, query: str, keys: str, attention: MultiHeadAttention) -> str:
+def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
     """Before the bias, (B, H, T, L); as `model.scores.ScoredAttention`."""
-    score, scale = attention.score, attention.d_k**-0.5
+    scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
         vector = graph.weight(score.vector.detach()[:, None, None])

@@ -88,18 +88,24 @@ class Graph:
 
     def apply(self, operator: str, *values: str, attributes: Mapping[str, Any] | None = None) -> str:
         """An operator's one result."""
-        return self._add(operator, values, 1, attributes or {})[0]
+        return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
         """Parts of the last axis."""
-        return self._add("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
+        return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
-    def _add(self, operator: str, values: Sequence[str], results: int, attributes: Mapping[str, Any]) -> list[str]:
-        names = [f"{operator}_{len(self._nodes)}_{number}" for number in range(results)]
+    def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
+        """The first results of an operator; an input that it does without is an empty name."""
+        names = [f"{operator}_{len(self._nodes)}_{number}" for number in range(count)]
         node = self._onnx.helper.make_node(operator, list(values), names, name=f"{operator}_{len(self._nodes)}")
         node.attribute.extend(self._onnx.helper.make_attribute(name, value) for name, value in attributes.items())
         self._nodes.append(node)
         return names
+
+    def cast(self, value: str, dtype: type) -> str:
+        """The same in another type."""
+        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
         """The size of an axis, one integer in a row."""

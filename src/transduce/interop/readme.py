@@ -1,5 +1,6 @@
 """The README.md of an exported folder: what it is and how it is run there."""
 
+from transduce.model.config import Kind
 from transduce.text.tokenizer import Tokenizer
 
 _CTRANSLATE2 = """\
@@ -13,6 +14,19 @@ _CTRANSLATE2 = """\
     for result in results:
         print(target.decode(result.hypotheses[0]))
 """
+_CTRANSLATE2_LANGUAGE_MODEL = """\
+    import ctranslate2, sentencepiece
+
+    vocabulary = sentencepiece.SentencePieceProcessor(model_file="{source}")
+    generator = ctranslate2.Generator(".")
+    prompt = ["{end}", *vocabulary.encode("the beginning", out_type=str)]
+    results = generator.generate_batch(
+        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, suppress_sequences=[["{pad}"], ["{unk}"]]
+    )
+    print(vocabulary.decode(results[0].sequences[0]))
+
+A text begins after the end of a line, `{end}`, which also stands between lines, and at which this stops.
+"""
 _ONNX = """\
 `encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
 given on to `decoder.onnx` as it is. That takes `target_ids` (batch, target) besides, the newest pieces, at first the
@@ -21,28 +35,69 @@ call gave as `key.N` and `value.N`. `logits` (batch, target, vocabulary) are of 
 end and start stand in the graphs' metadata; padding is never to be chosen. Texts are cut into pieces by sentencepiece
 with `{source}`, and joined with `{target}`.
 """
-_USES = {"ctranslate2": _CTRANSLATE2, "onnx": _ONNX}
-_TITLES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
+_ONNX_RECURRENT = """\
+`encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
+given on to `decoder.onnx` as it is; names that begin with `past_` are the state before the first piece. The decoder
+takes `target_ids` (batch, 1) besides, the newest piece, at first the start symbol. It gives `logits` (batch, 1,
+vocabulary) of the piece after it, and the new state: what it calls `hidden.0` the next call takes as `past_hidden.0`.
+Ids of padding, end and start stand in the graphs' metadata; padding is never to be chosen. Texts are cut into pieces by
+sentencepiece with `{source}`, and joined with `{target}`.
+"""
+_ONNX_LANGUAGE_MODEL = """\
+`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with the end of a line
+(`eos_id`). `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
+prompt of a batch is filled up. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are
+what the last call gave as `key.N` and `value.N`. `logits` (batch, length, vocabulary) are of the piece after each. Ids
+of padding, end and start stand in the graph's metadata; padding is never to be chosen. Texts are cut into pieces by
+sentencepiece with `{source}`.
+"""
+_ONNX_ENCODER = """\
+`model.onnx` takes `ids` (batch, length), pieces between [CLS] and [SEP], filled up with padding at the right, and
+`token_types` of the same shape where the model has segments (0 for a text alone). It gives `states` (batch, length,
+width) and, where the model has heads for them, `logits` (batch, length, vocabulary) of the piece at each place, the
+`pooled` first state, and logits of `classes` in the order of `task.json`. Ids of padding stand in the graph's metadata.
+Texts are cut into pieces by sentencepiece with `{source}`.
+"""
+_USES: dict[tuple[str, Kind], str] = {
+    ("ctranslate2", "transformer"): _CTRANSLATE2,
+    ("ctranslate2", "decoder"): _CTRANSLATE2_LANGUAGE_MODEL,
+    ("onnx", "transformer"): _ONNX,
+    ("onnx", "recurrent"): _ONNX_RECURRENT,
+    ("onnx", "decoder"): _ONNX_LANGUAGE_MODEL,
+    ("onnx", "encoder"): _ONNX_ENCODER,
+}
+_PROGRAMS = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
 def readme(
-    export_format: str, tokenizer: Tokenizer, languages: tuple[str | None, str | None], measured: str, longest: int
+    export_format: str,
+    kind: Kind,
+    tokenizer: Tokenizer,
+    languages: tuple[str | None, str | None],
+    measured: str,
+    longest: int,
 ) -> str:
     """The text.
 
     Args:
         export_format: ctranslate2 or onnx.
+        kind: of the model.
         tokenizer: the model's.
         languages: source and target.
         measured: what the comparison with the model found.
-        longest: pieces that a sentence can have.
+        longest: pieces that a text can have.
     """
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
-    use = _USES[export_format].format(source=source, target=target, pad=tokenizer.target.piece(tokenizer.target.pad_id))
+    vocabulary = tokenizer.target
+    pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
+    use = _USES[export_format, kind].format(source=source, target=target, pad=pad, end=end, unk=unk)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
+    titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
+    pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
+    title, what = titles.get(kind, (pair, "A translation model"))
     return (
-        f"# {languages[0] or 'source'} → {languages[1] or 'target'} for {_TITLES[export_format]}\n\n"
-        f"A translation model that was trained by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A sentence can have {longest:,} pieces.\n\n"
+        f"# {title} for {_PROGRAMS[export_format]}\n\n"
+        f"{what} that was trained by transduce and exported by it.\n\n{use}\n"
+        f"{composed}A text can have {longest:,} pieces.\n\n"
         f"The export was run beside the model:\n\n```\n{measured}\n```\n"
     )

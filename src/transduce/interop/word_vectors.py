@@ -4,9 +4,9 @@ Legend: V vocabulary, D width of the vectors and of the model.
 """
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +22,36 @@ _LONGEST_WORD = 10_000  # bytes; more is no word but another kind of file
 _LARGEST_WIDTH = 1 << 16
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Embeddings to begin with. `word_vectors.*` in a settings file."""
+
+    # A file of word2vec (text or binary) or GloVe, plain or gzip, for the source's embeddings. Where both sides share
+    # theirs, it fills these.
+    source: str | None = None
+    # The same for the target's. In a shared matrix it goes before the source's file where both have a word.
+    target: str | None = None
+    # All vectors are multiplied by one number, so that they are as long as the random ones that they replace.
+    rescale: bool = True
+    # Whether the rows that got a vector keep it while the rest learns.
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source is None and self.target is None:
+            raise TransduceError(
+                "`word_vectors` needs a file of vectors: name one in `word_vectors.source` or `word_vectors.target`."
+            )
+
+
+class FoundVectors(NamedTuple):
+    """What a file has for a vocabulary."""
+
+    rows: Tensor
+    """The pieces that have a vector, ascending, (N,)."""
+    vectors: Tensor
+    """Theirs, (N, D), float32."""
+    coverage: "Coverage"
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,23 +93,68 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
     Raises:
         TransduceError: the file is none of these, or its vectors are not as wide as the model.
     """
+    found = find_vectors(vocabulary, path, weight.shape[1])
+    put_vectors(weight, found, rescale=rescale)
+    return found.coverage
+
+
+def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundVectors:
+    """The vectors of a file that belong to pieces of a vocabulary, as `fill_embeddings` says.
+
+    Raises:
+        TransduceError: the file is none that can be read, or its vectors do not have this width.
+    """
     path = Path(path)
     wanted = _rows_by_spelling(vocabulary)
     best: dict[int, tuple[int, Vector]] = {}
     words = 0
     for word, vector in read_word_vectors(path):
         words += 1
-        if len(vector) != weight.shape[1]:
-            raise TransduceError(
-                f"{path}: the vectors must be as wide as the model, {weight.shape[1]} (`model.d_model`), but have "
-                f"{len(vector)} numbers."
-            )
+        if len(vector) != width:
+            raise _wrong_width(path, len(vector), width)
         for row, order in wanted.get(word, ()):
             if row not in best or order < best[row][0]:
                 best[row] = (order, vector)
-    _put(weight, {row: vector for row, (_, vector) in best.items()}, rescale=rescale)
     pieces = len({row for rows in wanted.values() for row, _ in rows})
-    return Coverage(pieces=pieces, found=len(best), words_in_file=words, width=weight.shape[1])
+    rows = sorted(best)
+    vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
+    coverage = Coverage(pieces=pieces, found=len(rows), words_in_file=words, width=width)
+    return FoundVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
+
+
+def vector_width(path: str | Path, width: int | None = None) -> int:
+    """How many numbers the first vector of a file has.
+
+    Args:
+        path: the file.
+        width: how many it must have; None: any number.
+
+    Raises:
+        TransduceError: there is no such file, it holds none, or its vectors are of another width.
+    """
+    first = next((vector for _, vector in read_word_vectors(Path(path))), None)
+    if first is None:
+        raise TransduceError(f"{path} must hold word vectors, but is empty: name another file.")
+    if width is not None and len(first) != width:
+        raise _wrong_width(Path(path), len(first), width)
+    return len(first)
+
+
+def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
+    return TransduceError(
+        f"{path}: the vectors must be as wide as the model, {width} (`model.d_model`), but have {found} numbers."
+    )
+
+
+@torch.no_grad()
+def put_vectors(weight: Tensor, found: FoundVectors, *, rescale: bool) -> None:
+    """Puts them in their rows of a matrix (V, D), in place; `rescale` as in `fill_embeddings`."""
+    if not len(found.rows):
+        return
+    rows, new = found.rows.to(weight.device), found.vectors.to(weight)
+    if rescale:
+        new = new * (weight[rows].norm(dim=1).mean() / new.norm(dim=1).mean().clamp_min(1e-12))
+    weight[rows] = new
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
@@ -93,18 +168,6 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
             if spelling:
                 wanted.setdefault(spelling, []).append((row, order))
     return wanted
-
-
-@torch.no_grad()
-def _put(weight: Tensor, vectors: Mapping[int, Vector], *, rescale: bool) -> None:
-    if not vectors:
-        return
-    rows = torch.tensor(sorted(vectors), device=weight.device)
-    new = torch.from_numpy(np.stack([vectors[row] for row in sorted(vectors)])).to(weight)
-    if rescale:
-        length = weight[rows].norm(dim=1).mean() / new.norm(dim=1).mean().clamp_min(1e-12)
-        new = new * length
-    weight[rows] = new
 
 
 def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:

@@ -1,4 +1,7 @@
-"""Is an exported model the one that it came from? Log-probabilities and greedy translations of both, side by side."""
+"""Is an exported model the one that it came from? Log-probabilities and greedy translations of both, side by side.
+
+A language model's translation of a prompt is its continuation.
+"""
 
 import math
 import random
@@ -6,12 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from transduce.errors import TransduceError
 from transduce.interop.exported import ExportedModel, Ids
-from transduce.runtime.translator import Translator, pad
-from transduce.search.settings import SearchSettings
 
 # In nats, for a log-probability of up to 10 nats; it grows with what is compared, as rounding errors do.
 TOLERANCE = 1e-4
@@ -19,31 +19,6 @@ TOLERANCE = 1e-4
 QUANTIZED_TOLERANCE = 0.5
 _SENTENCES_AT_ONCE = 16
 _LONGEST_RANDOM = 12
-
-
-class OwnModel:
-    """Implements `ExportedModel` for the model itself."""
-
-    def __init__(self, translator: Translator) -> None:
-        self.translator = translator
-        self._config = translator.model.config
-
-    def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol."""
-        config, device = self._config, self.translator.device
-        source_ids = pad([[*row, config.eos_id] for row in sources], config.pad_id, device)
-        inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
-        expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
-        with torch.inference_mode():
-            log_probabilities = self.translator.model(source_ids, inputs).log_softmax(dim=-1)  # (B, T, V)
-        found = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
-        return [values[: len(row) + 1] for values, row in zip(found, targets, strict=True)]
-
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """What greedy search finds."""
-        search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=most_pieces)
-        found = self.translator.search_ids([[*row, self._config.eos_id] for row in sources], search)
-        return [list(best.ids) for best, *_ in found]
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +34,15 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """In nats, of the model's own translations alone."""
     same_translations: int
     """Sentences for which greedy search finds the same pieces, or leaves them where the model itself has a tie."""
+
+    def lines(self, name: str) -> list[str]:
+        """What people read, of the weights that are called so."""
+        largest, mean = self.largest_difference, self.mean_difference
+        compared = f"{self.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
+        return [
+            f"{name}: {compared}, mean of the model's own texts {mean:.2g}",
+            f"{name}: {self.same_translations:,} of {self.sentences:,} greedy translations are the same",
+        ]
 
 
 class _Place(NamedTuple):
@@ -89,7 +73,7 @@ def compare_models(
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
         translations = own.translate(batch, most_pieces)
-        drawn = [draw.choices(pieces, k=draw.randint(0, _LONGEST_RANDOM)) for _ in batch]
+        drawn = [draw.choices(pieces, k=draw.randint(0, min(_LONGEST_RANDOM, most_pieces))) for _ in batch]
         comparison.own_places += _differences(own, other, batch, translations, first)
         comparison.random_places += _differences(own, other, batch, drawn, first)
         comparison.agreeing += [

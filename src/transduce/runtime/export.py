@@ -1,34 +1,28 @@
 """Models out to other programs: made in a folder aside, run, compared with the model, and only then named."""
 
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from transduce.data.prepared import PreparedCorpus
 from transduce.durable import sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
-from transduce.interop.exported import ExportedModel
-from transduce.interop.onnx import longest_sequence
-from transduce.runtime.comparison import Agreement, Comparison, OwnModel, compare_models
-from transduce.runtime.exporters import FORMATS, Exporter, Original, exporter_for
+from transduce.interop.exported import ExportedEncoder, ExportedModel
+from transduce.runtime.comparison import Agreement, Comparison, compare_models
+from transduce.runtime.encoder_comparison import EncoderAgreement, EncoderComparison, compare_encoders
+from transduce.runtime.export_trial import translate_greedily, trial_of
+from transduce.runtime.exporters import FORMATS, Exporter, exporter_for
+from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.machine import detect_machine
-from transduce.runtime.translator import Translator, load
-from transduce.text.vocabulary import Vocabulary
+from transduce.runtime.original import Original
+from transduce.runtime.own_models import OwnEncoder, OwnModel
+from transduce.runtime.placement import place_model
+from transduce.runtime.translator import Translator
 
 __all__ = ["FORMATS", "ExportReport", "export"]
-
-_DEV_CORPUS = "corpus-dev"
-_COMPARED_SENTENCES = 64
-_RANDOM_SENTENCES = 32
-_LONG_SENTENCE = 100  # pieces of one sentence that is made of several
-_SENTENCES_AT_ONCE = 32
-_MORE_PIECES = 50  # of a translation than of its source
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +35,9 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of all files."""
     compared_on: str
     """Where the sentences of the comparison come from."""
-    float32: Agreement
+    float32: Agreement | EncoderAgreement
     """Of the export with weights as they are."""
-    quantized: Agreement | None = None
+    quantized: Agreement | EncoderAgreement | None = None
     """Of the export itself, where its weights are rounded."""
     model_scores: ScoreReport | None = None
     """Of the model's greedy translations, where there are references."""
@@ -56,9 +50,9 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def measured(self) -> str:
         """What the comparison found, a line each."""
-        lines = [f"compared on {self.compared_on}", *_lines("float32", self.float32)]
+        lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
         if self.quantized is not None:
-            lines += _lines(self.quantization, self.quantized)
+            lines += self.quantized.lines(self.quantization)
         if self.model_scores is not None and self.export_scores is not None:
             ours, theirs = self.model_scores.bleu, self.export_scores.bleu
             lines.append(
@@ -66,15 +60,6 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"difference {theirs.value - ours.value:+.2f}  {theirs.signature}"
             )
         return "\n".join(lines)
-
-
-def _lines(name: str, agreement: Agreement) -> list[str]:
-    largest, mean = agreement.largest_difference, agreement.mean_difference
-    compared = f"{agreement.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
-    return [
-        f"{name}: {compared}, mean of the model's own translations {mean:.2g}",
-        f"{name}: {agreement.same_translations:,} of {agreement.sentences:,} greedy translations are the same",
-    ]
 
 
 def export(
@@ -94,7 +79,7 @@ def export(
         out: a new folder.
         to: ctranslate2, onnx or huggingface.
         quantization: how weights are stored, for CTranslate2: float32 (None), int8, float16, …
-        sources: sentences to compare on; where nothing is said, the dev set of the run, or random pieces.
+        sources: texts to compare on; where nothing is said, the dev set of the run, its text, or random pieces.
         references: their translations by people; both are scored then.
         threads: to compute with; None: all cores that the process may use.
 
@@ -108,7 +93,13 @@ def export(
     if out.exists() or out.is_symlink():
         raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
     threads = detect_machine("cpu", threads).threads
-    original = Original(load(folder, precision="fp32", device="cpu", threads=threads), Path(folder), threads)
+    content = place_model(read_any_model_folder, Path(folder), precision="fp32", device="cpu", threads=threads)
+    original = Original(content, Path(folder), threads)
+    if references is not None and original.translator is None:
+        raise TransduceError(
+            f"References are translations, but the model in {folder} is of the kind `{original.config.kind}` and "
+            "translates nothing: leave them out."
+        )
     exporter = exporter_for(to, original)
     if quantization not in exporter.quantizations:
         raise TransduceError(
@@ -134,7 +125,7 @@ class _Export:
         self.aside = aside
         self.sources = sources
         self.references = references
-        self.sentences, self.origin = _sentences(original, sources)
+        self.trial = trial_of(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
         """Writes, compares, scores and names it; weights are rounded once the export is right without."""
@@ -147,6 +138,7 @@ class _Export:
             self.aside.mkdir()
             model = self._write(quantization)
             comparison = self._compare(model)
+            assert isinstance(comparison, Comparison)  # only models that write are rounded
             comparison.check_close(f"{self.exporter.title} with {quantization}")
             rounded = comparison.agreement
         own_scores, scores = self._scores(model)
@@ -155,7 +147,7 @@ class _Export:
             quantization=quantization,
             out=str(out),
             bytes=sum(path.stat().st_size for path in self.aside.iterdir()),
-            compared_on=self.origin,
+            compared_on=self.trial.origin,
             float32=exact,
             quantized=rounded,
             model_scores=own_scores,
@@ -165,98 +157,33 @@ class _Export:
         _put(self.aside, out)
         return report
 
-    def _write(self, quantization: str) -> ExportedModel:
+    def _write(self, quantization: str) -> ExportedModel | ExportedEncoder:
         self.exporter.write(self.aside, quantization)
-        return self.exporter.open(self.aside, self.sentences)
+        return self.exporter.open(self.aside, self.trial.texts)
 
-    def _compare(self, model: ExportedModel) -> Comparison:
-        translator = self.original.translator
-        config = translator.model.config
-        longest = longest_sequence(config) - 1
-        sources = [ids[:longest] for ids in translator.tokenizer.source.encode_batch(self.sentences)]
-        special = {config.pad_id, config.eos_id, config.start_id}
-        return compare_models(
-            OwnModel(translator),
-            model,
-            sources,
-            pieces=[id for id in range(config.target_vocabulary_size) if id not in special],
-            most_pieces=min(longest, max(map(len, sources)) + _MORE_PIECES),
-        )
+    def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
+        own, trial = self.original.own_model(), self.trial
+        if isinstance(own, OwnEncoder):
+            assert isinstance(model, ExportedEncoder)
+            return compare_encoders(own, model, trial.rows, trial.token_types)
+        assert isinstance(model, ExportedModel)
+        return compare_models(own, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
 
-    def _scores(self, model: ExportedModel) -> tuple[ScoreReport | None, ScoreReport | None]:
+    def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
         """Of the model and of the export, both by greedy search, which has no options that could differ."""
-        if self.references is None or self.sources is None:
-            return None, None
-        return self._score(OwnModel(self.original.translator)), self._score(model)
-
-    def _score(self, model: ExportedModel) -> ScoreReport:
         translator = self.original.translator
+        if self.references is None or self.sources is None or translator is None:
+            return None, None
+        assert isinstance(model, ExportedModel)
+        return self._score(OwnModel(translator), translator), self._score(model, translator)
+
+    def _score(self, model: ExportedModel, translator: Translator) -> ScoreReport:
         return score(
-            _translate(model, translator, self.sources or []),
+            translate_greedily(model, translator, self.sources or []),
             self.references or [],
             target_language=translator.target_language,
             decoding={"beam_size": 1},
         )
-
-
-def _translate(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
-    """Greedy translations, of blank lines blank ones."""
-    longest = longest_sequence(translator.model.config) - 1
-    sources = [ids[:longest] for ids in translator.tokenizer.source.encode_batch(sentences)]
-    by_length = sorted((number for number, ids in enumerate(sources) if ids), key=lambda number: len(sources[number]))
-    texts = [""] * len(sentences)
-    for first in range(0, len(by_length), _SENTENCES_AT_ONCE):
-        numbers = by_length[first : first + _SENTENCES_AT_ONCE]
-        most_pieces = min(longest, len(sources[numbers[-1]]) + _MORE_PIECES)
-        found = model.translate([sources[number] for number in numbers], most_pieces)
-        for number, ids in zip(numbers, found, strict=True):
-            texts[number] = translator.tokenizer.target.decode(ids)
-    return texts
-
-
-# --- what is compared on ----------------------------------------------------------------------------------------
-
-
-def _sentences(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Sentences, a long one among them, and where they come from."""
-    vocabulary = original.translator.tokenizer.source
-    chosen, origin = _real(sources or []), "the sources given"
-    if not chosen:
-        chosen, origin = _real(_dev_sentences(original)), "the run's dev set"
-    if not chosen:
-        chosen, origin = _random_sentences(vocabulary), "random pieces"
-    long: list[str] = []
-    while len(vocabulary.encode(" ".join(long))) < _LONG_SENTENCE:
-        long.append(chosen[len(long) % len(chosen)])
-    return [*chosen, " ".join(long)], f"{_count(chosen)} of {origin} and a long one made of them"
-
-
-def _count(sentences: Sequence[str]) -> str:
-    return "1 sentence" if len(sentences) == 1 else f"{len(sentences):,} sentences"
-
-
-def _real(sentences: Sequence[str]) -> list[str]:
-    """The first ones that have something to translate."""
-    return [sentence for sentence in sentences if sentence.strip()][:_COMPARED_SENTENCES]
-
-
-def _dev_sentences(original: Original) -> list[str]:
-    """The dev set that lies in the folder of a training run, or nothing."""
-    tokenizer = original.translator.tokenizer
-    try:
-        corpus = PreparedCorpus.open(original.folder / _DEV_CORPUS, tokenizer)
-        run, _ = corpus.read(0, min(corpus.pairs, _COMPARED_SENTENCES))
-    except (TransduceError, OSError):
-        return []
-    return [tokenizer.source.decode(run.ids[first:end].tolist()) for first, end in pairwise(run.offsets)]
-
-
-def _random_sentences(vocabulary: Vocabulary) -> list[str]:
-    draw = random.Random(1)
-    special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
-    ids = [id for id in range(vocabulary.size) if id not in special]
-    drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_SENTENCES))
-    return _real(list(drawn)) or ["a"]
 
 
 # --- all or nothing ---------------------------------------------------------------------------------------------

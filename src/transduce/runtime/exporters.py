@@ -3,41 +3,37 @@
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.ctranslate2 import QUANTIZATIONS, CTranslate2Model, ctranslate2_obstacles, write_ctranslate2
-from transduce.interop.exported import ExportedModel
-from transduce.interop.huggingface import huggingface_obstacles
-from transduce.interop.huggingface_model import HuggingFaceModel
-from transduce.interop.onnx import longest_sequence, onnx_obstacles, write_onnx
-from transduce.interop.onnx_model import OnnxModel
-from transduce.interop.readme import readme
-from transduce.model.config import ModelConfig
-from transduce.runtime.folder import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
-from transduce.runtime.translator import Translator
-
-_HUGGING_FACE_FILES = (
-    CONFIG,
-    WEIGHTS,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+from transduce.interop.ctranslate2 import (
+    QUANTIZATIONS,
+    CTranslate2LanguageModel,
+    CTranslate2Model,
+    ctranslate2_obstacles,
+    write_ctranslate2,
 )
-_FURTHER_FILES = (*VOCABULARIES, TOKENIZER_CARD, MANIFEST, "README.md", "settings.toml")
+from transduce.interop.exported import ExportedEncoder, ExportedModel
+from transduce.interop.huggingface_families import huggingface_obstacles
+from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.onnx import onnx_obstacles, write_onnx
+from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.interop.readme import readme
+from transduce.interop.tokenizer_files import has_tokenizer
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.recurrent import Recurrent
+from transduce.runtime.export_trial import tokenized
+from transduce.runtime.folder import VOCABULARIES, write_model_folder
+from transduce.runtime.original import Original
+from transduce.runtime.task_card import TASK_CARD
+from transduce.text.foreign import ForeignTokenizer
 
-
-class Original(NamedTuple):
-    """What is exported."""
-
-    translator: Translator
-    """In float32."""
-    folder: Path
-    """Its model folder."""
-    threads: int
+# What a run has written for people, and what says what its model is for.
+_DOCUMENTS = ("README.md", "settings.toml", TASK_CARD)
 
 
 class Exporter(Protocol):
@@ -54,8 +50,8 @@ class Exporter(Protocol):
     def write(self, folder: Path, quantization: str) -> None:
         """Writes all files into a folder that is empty."""
 
-    def open(self, folder: Path, sentences: Sequence[str]) -> ExportedModel:
-        """What was written, to be run; with sentences to try its tokenizer on, where it has one of its own."""
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
+        """What was written, to be run; with texts to try its tokenizer on, where it has one of its own."""
 
     def describe(self, folder: Path, measured: str) -> None:
         """Adds what people read."""
@@ -76,20 +72,20 @@ class CTranslate2Exporter:
         Raises:
             TransduceError: it is not installed, or has no brick for a setting of the model.
         """
-        translator = self.original.translator
-        _check_fits("ctranslate2", "CTranslate2", translator.model.config)
-        write_ctranslate2(translator.transformer, translator.tokenizer, folder, quantization=quantization)
+        model = self.original.model
+        _check_fits("ctranslate2", "CTranslate2", model.config)
+        assert not isinstance(model, Encoder | Recurrent)  # which do not fit
+        write_ctranslate2(model, self.original.tokenizer, folder, quantization=quantization)
         _copy(self.original.folder, folder, VOCABULARIES)
 
-    def open(self, folder: Path, sentences: Sequence[str]) -> ExportedModel:  # noqa: ARG002
-        """CTranslate2's translator."""
-        translator = self.original.translator
-        return CTranslate2Model(
-            folder,
-            translator.tokenizer,
-            start_id=translator.model.config.start_id,
-            threads=self.original.threads,
-        )
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:  # noqa: ARG002
+        """CTranslate2's translator or generator."""
+        original = self.original
+        if isinstance(original.model, Decoder):
+            return CTranslate2LanguageModel(
+                folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads
+            )
+        return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
     def describe(self, folder: Path, measured: str) -> None:
         """Writes README.md."""
@@ -97,7 +93,7 @@ class CTranslate2Exporter:
 
 
 class OnnxExporter:
-    """encoder.onnx and decoder.onnx; and sentencepiece's files."""
+    """encoder.onnx and decoder.onnx, or model.onnx; and sentencepiece's files."""
 
     title = "ONNX"
     quantizations = ("float32",)
@@ -106,18 +102,23 @@ class OnnxExporter:
         self.original = original
 
     def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Builds both graphs.
+        """Builds the graphs.
 
         Raises:
-            TransduceError: a package is not installed, or the model is no encoder and decoder with attention.
+            TransduceError: a package is not installed, or a setting of the model has no graph.
         """
-        _check_fits("onnx", "Our ONNX graphs", self.original.translator.model.config)
-        write_onnx(self.original.translator.transformer, folder)
-        _copy(self.original.folder, folder, VOCABULARIES)
+        _check_fits("onnx", "Our ONNX graphs", self.original.config)
+        write_onnx(self.original.model, folder)
+        _copy(self.original.folder, folder, (*VOCABULARIES, TASK_CARD))
 
-    def open(self, folder: Path, sentences: Sequence[str]) -> ExportedModel:  # noqa: ARG002
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
         """By onnxruntime."""
-        return OnnxModel(folder, threads=self.original.threads)
+        threads = self.original.threads
+        if isinstance(self.original.model, Encoder):
+            return OnnxEncoder(folder, threads=threads)
+        if isinstance(self.original.model, Decoder):
+            return OnnxLanguageModel(folder, threads=threads, never_written=self.original.tokenizer.target.unk_id)
+        return OnnxModel(folder, threads=threads)
 
     def describe(self, folder: Path, measured: str) -> None:
         """Writes README.md."""
@@ -125,7 +126,10 @@ class OnnxExporter:
 
 
 class HuggingFaceExporter:
-    """The model folder is Hugging Face's already where a class fits: its files, without a run's own."""
+    """A model folder, which is Hugging Face's where a class fits, without a run's own files.
+
+    It is written anew: a folder may be from a time when no class was known for its model.
+    """
 
     title = "Hugging Face"
     quantizations = ("float32",)
@@ -134,41 +138,61 @@ class HuggingFaceExporter:
         self.original = original
 
     def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Copies the files.
+        """Writes the files.
 
         Raises:
-            TransduceError: no class fits the model or its tokenizer, or a file is missing.
+            TransduceError: no class fits the model or its tokenizer.
         """
-        translator, config = self.original.translator, self.original.translator.model.config
-        _check_fits("huggingface", "Hugging Face's classes", config)
-        if not translator.tokenizer.joint:
-            raise TransduceError(
-                f"A tokenizer of Hugging Face's has one vocabulary, but {self.original.folder} has one for each side: "
-                f"{_others('huggingface', config)}."
-            )
-        missing = [name for name in _HUGGING_FACE_FILES if not (self.original.folder / name).is_file()]
-        if missing:
-            raise TransduceError(
-                f"{self.original.folder} has no {' and no '.join(missing)}, which Hugging Face's classes read: "
-                "copy the model folder again."
-            )
-        _copy(self.original.folder, folder, (*_HUGGING_FACE_FILES, *_FURTHER_FILES))
+        original = self.original
+        _check_fits("huggingface", "Hugging Face's classes", original.config)
+        self._check_tokenizer()
+        found = (original.folder / name for name in _DOCUMENTS if (original.folder / name).is_file())
+        write_model_folder(
+            folder,
+            weights=original.model.state_dict(),
+            config=original.config,
+            tokenizer=original.tokenizer,
+            languages=original.languages,
+            documents={path.name: path.read_text("utf-8") for path in found},
+        )
 
-    def open(self, folder: Path, sentences: Sequence[str]) -> ExportedModel:
+    def _check_tokenizer(self) -> None:
+        original = self.original
+        if has_tokenizer(original.tokenizer, original.config):
+            return
+        others = _others("huggingface", original.config)
+        if isinstance(original.tokenizer, ForeignTokenizer):
+            raise TransduceError(
+                f"The tokenizer in {original.folder} was imported, and is not written as Hugging Face's again: use the "
+                f"folder that it came from, or {others}."
+            )
+        raise TransduceError(
+            "Of Hugging Face's tokenizers only Marian's has a vocabulary for each side, and no composed text "
+            f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {others}."
+        )
+
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
         """By transformers.
 
         Raises:
-            TransduceError: its tokenizer cuts a sentence into other pieces than ours.
+            TransduceError: its tokenizer cuts a text into other pieces than ours.
         """
-        model, vocabulary = HuggingFaceModel(folder), self.original.translator.tokenizer.source
-        ours = [[*ids, vocabulary.eos_id] for ids in vocabulary.encode_batch(sentences)]
-        for sentence, left, right in zip(sentences, ours, model.source_ids(sentences), strict=True):
+        model = self._opened(folder)
+        for text, left, right in zip(texts, tokenized(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
                 raise TransduceError(
                     "The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer cuts "
-                    f'"{sentence}" into other pieces; please report this with the model\'s tokenizer.json.'
+                    f'"{text}" into other pieces; please report this with the model\'s tokenizer.json.'
                 )
         return model
+
+    def _opened(self, folder: Path) -> HuggingFaceModel | HuggingFaceLanguageModel | HuggingFaceEncoder:
+        config = self.original.config
+        if config.kind == "encoder":
+            return HuggingFaceEncoder(folder, config)
+        return (
+            HuggingFaceLanguageModel(folder, config) if config.kind == "decoder" else HuggingFaceModel(folder, config)
+        )
 
     def describe(self, folder: Path, measured: str) -> None:
         """The model's own card is there already."""
@@ -194,6 +218,11 @@ def exporter_for(name: str, original: Original) -> Exporter:
     return _EXPORTERS[name](original)
 
 
+def formats_for(config: ModelConfig) -> list[str]:
+    """The exports that can have a model."""
+    return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
+
+
 def _check_fits(name: str, title: str, config: ModelConfig) -> None:
     obstacles = _OBSTACLES[name](config)
     if obstacles:
@@ -203,14 +232,22 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
 
 def _value(config: ModelConfig, setting: str) -> str:
     """As TOML has it; where nothing was said, what that means."""
-    chosen = {"d_k": config.key_width, "d_v": config.value_width, "final_norm": config.has_final_norm}
-    value = chosen.get(setting, msgspec.structs.asdict(config)[setting])
+    chosen: dict[str, object] = {
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "d_k": config.key_width,
+        "d_v": config.value_width,
+        "final_norm": config.has_final_norm,
+    }
+    said = msgspec.structs.asdict(config)
+    if setting in ("projection_bias", "attention_output_bias", "feed_forward_bias") and said[setting] is None:
+        chosen[setting] = config.bias
+    value = chosen.get(setting, said[setting])
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _others(name: str, config: ModelConfig) -> str:
     """What is left to do with a model that one program cannot have."""
-    fitting = [other for other, obstacles in _OBSTACLES.items() if other != name and not obstacles(config)]
+    fitting = [other for other in formats_for(config) if other != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 
 
@@ -222,8 +259,7 @@ def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def _write_readme(export_format: str, original: Original, folder: Path, measured: str) -> None:
-    translator = original.translator
-    languages = (translator.source_language, translator.target_language)
-    longest = longest_sequence(translator.model.config)
-    text = readme(export_format, translator.tokenizer, languages, measured, longest)
+    text = readme(
+        export_format, original.config.kind, original.tokenizer, original.languages, measured, original.longest
+    )
     (folder / "README.md").write_text(text, encoding="utf-8", newline="\n")

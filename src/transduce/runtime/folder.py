@@ -5,7 +5,7 @@ beside the new one while the weights change: at every moment the folder is consi
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,13 +18,17 @@ from torch import Tensor
 
 from transduce.durable import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.interop.huggingface import config_json, derived_names, expected_names, to_folder_names
-from transduce.model.build import EncoderDecoder, Model, build_model
+from transduce.interop.huggingface import Place, config_json, derived_names, generation_config, places, to_folder_names
+from transduce.interop.tokenizer_files import tokenizer_files
+from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
+from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
 from transduce.runtime.foreign import foreign_kind, is_foreign, read_foreign_folder
+from transduce.runtime.series_card import SERIES_CARD
+from transduce.runtime.task_card import labels_among
 from transduce.runtime.untrusted import (
     MOST_VOCABULARY_BYTES,
     check_sizes,
@@ -38,6 +42,7 @@ from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=Model)
+Built = TypeVar("Built", bound=AnyModel)
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -81,7 +86,7 @@ def write_model_folder(
     *,
     weights: Mapping[str, Tensor],
     config: ModelConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
 ) -> None:
@@ -91,14 +96,14 @@ def write_model_folder(
         folder: where.
         weights: by our parameter names, float32.
         config: of the model.
-        tokenizer: its vocabularies.
+        tokenizer: its vocabularies; None where it reads numbers.
         languages: source and target.
         documents: further text files by name: settings, a card.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config_json(config))
-    write_json(folder / "generation_config.json", _generation_config(config))
-    tokenizer.save(folder)
+    write_json(folder / CONFIG, config_json(config, labels_among(documents)))
+    if tokenizer is not None:
+        _write_tokenizer(folder, tokenizer, config, languages)
     for name, text in documents.items():
         write_file(folder / name, text.encode())
     partial = folder / f".partial-{WEIGHTS}"
@@ -110,15 +115,14 @@ def write_model_folder(
     _write_manifest(folder, languages, [new])
 
 
-def _generation_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "decoder_start_token_id": config.start_id,
-        "eos_token_id": config.eos_id,
-        "pad_token_id": config.pad_id,
-        "bad_words_ids": [[config.pad_id]],
-        "num_beams": 4,
-        "max_length": 512,
-    }
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
+) -> None:
+    if (generation := generation_config(config, tokenizer.target.unk_id)) is not None:
+        write_json(folder / "generation_config.json", generation)
+    tokenizer.save(folder)
+    for name, content in tokenizer_files(tokenizer, config, languages).items():
+        write_json(folder / name, content)
 
 
 def _known_digests(folder: Path) -> list[str]:
@@ -130,7 +134,7 @@ def _known_digests(folder: Path) -> list[str]:
 
 
 def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    others = [name for name in (CONFIG, TOKENIZER_CARD, *VOCABULARIES) if (folder / name).exists()]
+    others = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
@@ -148,6 +152,7 @@ _USES = {
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
     "encoder": "`transduce fill` or `transduce classify` uses it, as it was trained for",
+    "series": "`transduce forecast` uses it",
 }
 
 
@@ -221,17 +226,38 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
     if is_foreign(_checked_place(folder)):
         return _read_foreign(folder)
     config = _read_config(folder)
+    if config.kind == "series":
+        raise _other_kind(folder, config, "a model of text")
+    model, manifest = _read_own(folder, config, build_model)
+    return ModelFolder(model, _read_tokenizer(folder, config), manifest)
+
+
+def read_series_model(folder: Path) -> SeriesTransformer:
+    """Reads the model of a folder that foretells time series; otherwise as `read_any_model_folder`.
+
+    Raises:
+        TransduceError: also where the model is of another kind.
+    """
+    config = _read_config(_checked_place(folder))
+    if config.kind != "series":
+        raise _other_kind(folder, config, "a model of time series")
+    return _read_own(folder, config, SeriesTransformer)[0]
+
+
+def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
+    """The model of a folder that transduce wrote, and the manifest."""
     manifest = _read_checked_manifest(folder)
     read_tensor_entries(folder, WEIGHTS)
-    model = _empty_model(folder, config)
+    model = _empty_model(folder, config, build)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
-    return ModelFolder(model.eval(), _read_tokenizer(folder, config), manifest)
+    model.eval()
+    return model, manifest
 
 
 def _read_foreign(folder: Path) -> ModelFolder[Model]:
     """A folder of Hugging Face's, read as it is."""
     foreign = read_foreign_folder(folder)
-    model = _empty_model(folder, foreign.model.config)
+    model = _empty_model(folder, foreign.model.config, build_model)
     model.load_state_dict(foreign.model.weights, assign=True)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -259,11 +285,11 @@ def _read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _empty_model(folder: Path, config: ModelConfig) -> Model:
+def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
     """The model without memory for its weights."""
     try:
         with torch.device("meta"):
-            return build_model(config)
+            return build(config)
     except (RuntimeError, OverflowError) as error:
         raise TransduceError(f"{folder / CONFIG} describes no model that can be built: {error}.") from error
 
@@ -323,22 +349,22 @@ def _check_digests(folder: Path, manifest: Manifest) -> None:
             raise TransduceError(f"{path} is damaged: it is not what the manifest says was written.")
 
 
-def _read_weights(path: Path, model: Model, config: ModelConfig) -> dict[str, Tensor]:
-    """Our parameters from the folder's tensors, all of them and no others."""
+def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str, Tensor]:
+    """Our parameters, and BatchNorm's statistics, from the folder's tensors: all of them and no others."""
     weights: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
-            wanted = {name: expected_names(name, config) for name, _ in model.named_parameters()}
-            missing = [part for parts in wanted.values() for part in parts if part not in present]
-            known = {part for parts in wanted.values() for part in parts} | derived_names(config)
+            wanted = places(model.state_dict(), config, present)
+            missing = [part for place in wanted.values() for part in place.names if part not in present]
+            known = {part for place in wanted.values() for part in place.names} | derived_names(config, present)
             if missing or present - known:
                 raise TransduceError(
                     f"{path} does not hold the weights of its config.json: missing {_some(missing)}, "
                     f"unexpected {_some(sorted(present - known))}."
                 )
-            for name, parts in wanted.items():
-                weights[name] = _join(path, {part: file.get_tensor(part) for part in parts})
+            for name, place in wanted.items():
+                weights[name] = _restore(path, place, {part: file.get_tensor(part) for part in place.names})
     except (OSError, SafetensorError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
     _check_shapes(path, weights, model)
@@ -351,19 +377,19 @@ def _some(names: list[str]) -> str:
     return f"{names[:_MOST_SHOWN] or 'none'}" + (f" and {len(names) - _MOST_SHOWN} more" * (len(names) > _MOST_SHOWN))
 
 
-def _join(path: Path, parts: Mapping[str, Tensor]) -> Tensor:
-    """The rows of several tensors, one after another."""
+def _restore(path: Path, place: Place, parts: Mapping[str, Tensor]) -> Tensor:
+    """Our parameter; the rows of several tensors stand one after another."""
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
     if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
         raise TransduceError(f"{path}: these tensors must have rows of one length, but have the shapes {shapes}.")
-    return torch.cat(list(parts.values())).float()
+    return place.restore(list(parts.values())).float()
 
 
-def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: Model) -> None:
-    for name, parameter in model.named_parameters():
-        if weights[name].shape != parameter.shape:
+def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: AnyModel) -> None:
+    for name, wanted in model.state_dict().items():
+        if weights[name].shape != wanted.shape:
             raise TransduceError(
-                f"{path}: {name} must have the shape {tuple(parameter.shape)} by config.json, but has "
+                f"{path}: {name} must have the shape {tuple(wanted.shape)} by config.json, but has "
                 f"{tuple(weights[name].shape)}."
             )
 

@@ -1,10 +1,13 @@
 """The model card: README.md of a model folder, with the front matter that Hugging Face reads."""
 
 from transduce.evaluation.scores import ScoreReport
-from transduce.interop.huggingface import class_for
+from transduce.interop.huggingface import automatic_class_for, class_for
+from transduce.interop.tokenizer_files import has_tokenizer
 from transduce.model.config import ModelConfig
+from transduce.runtime.exporters import formats_for
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.resolved import ResolvedSettings
+from transduce.text.tokenizer import Tokenizer
 
 
 def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
@@ -19,21 +22,29 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
     model, (source, target) = resolved.model, corpus.languages
     front = front_matter(corpus.languages, "translation")
     scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
-    held = class_for(model)
-    opens = (
-        f"The folder is also one of Hugging Face's class `{held}`: `AutoModelForSeq2SeqLM` and `AutoTokenizer` open it."
-        if held and corpus.tokenizer.joint
-        else "No class of Hugging Face's holds this model; `transduce.load` opens it."
-    )
     return (
         f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
         f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
         f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
-        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opens}\n\n"
+        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
         f"{scores}All settings stand in `settings.toml`.\n"
     )
+
+
+def opened_by(model: ModelConfig, tokenizer: Tokenizer) -> str:
+    """What opens a model folder besides transduce: Hugging Face's class, or the exports that there are."""
+    held = class_for(model)
+    if held is not None and has_tokenizer(tokenizer, model):
+        return (
+            f"The folder is also one of Hugging Face's class `{held}`: `{automatic_class_for(model)}` and "
+            "`AutoTokenizer` open it."
+        )
+    nothing = "No class of Hugging Face's holds this model" if held is None else "Hugging Face has no such tokenizer"
+    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface"]
+    for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
+    return f"{nothing}; `transduce.load` opens it{for_others}."
 
 
 def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) -> str:

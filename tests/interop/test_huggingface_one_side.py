@@ -1,0 +1,321 @@
+"""Folders of encoders, of language models and of models with two vocabularies are Hugging Face's too."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transduce.durable import file_sha256
+from transduce.interop.huggingface import automatic_class_for, class_for, config_json, surplus_names
+from transduce.interop.huggingface_families import huggingface_obstacles
+from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.tokenizer_files import has_tokenizer
+from transduce.model.build import Model
+from transduce.model.config import ModelConfig, RotaryScaling
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.transformer import Transformer
+from transduce.runtime.comparison import compare_models
+from transduce.runtime.encoder_comparison import compare_encoders
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
+from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.runtime.translator import Translator
+from transduce.text.marks import Marks, encode_with_masks, marks_of
+from transduce.text.tokenizer import Tokenizer
+
+MakeModel = Callable[..., Model]
+WriteFolder = Callable[..., Path]
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transduce[hf]'")
+# What that library warns of is not ours.
+pytestmark = pytest.mark.filterwarnings("default")
+
+BERT = {
+    "kind": "encoder",
+    "positions": "learned",
+    "max_positions": 64,
+    "activation": "gelu",
+    "norm_order": "post",
+    "norm_epsilon": 1e-12,
+    "embedding_norm": True,
+    "token_types": 2,
+    "scale_embeddings": False,
+}
+NO_PIECES = {"masked_language_head": False}
+GPT2 = {
+    "kind": "decoder",
+    "positions": "learned",
+    "max_positions": 64,
+    "activation": "gelu-tanh",
+    "scale_embeddings": False,
+    "start_id": 1,
+}
+LLAMA = {
+    "kind": "decoder",
+    "positions": "rotary",
+    "norm": "rms",
+    "activation": "swiglu",
+    "bias": False,
+    "scale_embeddings": False,
+    "start_id": 1,
+}
+LLAMA_3 = LLAMA | {
+    "num_decoder_layers": 2,
+    "num_key_value_heads": 2,
+    "d_k": 6,
+    "d_v": 6,
+    "tie_output": False,
+    "projection_bias": True,
+    "attention_output_bias": True,
+    "feed_forward_bias": True,
+    "activation": "geglu-tanh",
+    "rotary_base": 500.0,
+    "rotary_scaling": RotaryScaling(factor=4.0, original_length=16),
+}
+ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
+TYPES = [[int(place > 3) for place in range(len(row))] for row in ROWS]
+
+
+def config_of(**changes: Any) -> ModelConfig:
+    sizes: dict[str, Any] = {"source_vocabulary_size": 200, "target_vocabulary_size": 200, "d_model": 16, "d_ff": 24}
+    return ModelConfig(**(sizes | {"num_heads": 4} | changes))
+
+
+# --- which class ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "automatic"),
+    [
+        (BERT | {"output_bias": True}, "BertForMaskedLM", "AutoModelForMaskedLM"),
+        (BERT | {"pooler": True}, "BertForMaskedLM", "AutoModelForMaskedLM"),
+        (BERT | {"num_labels": 2}, "BertForPreTraining", "AutoModelForPreTraining"),
+        (BERT | NO_PIECES | {"num_labels": 3}, "BertForSequenceClassification", "AutoModelForSequenceClassification"),
+        (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
+        (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
+        (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),
+        (BERT | NO_PIECES, None, None),
+        (BERT | {"num_labels": 3}, None, None),
+        (BERT | {"token_types": 0}, None, None),
+        (BERT | {"norm_order": "pre"}, None, None),
+        (GPT2 | {"norm_order": "post"}, None, None),
+        (GPT2 | {"output_bias": True}, None, None),
+        (LLAMA | {"bias": True, "attention_output_bias": False}, None, None),
+        (LLAMA | {"positions": "rotary-interleaved"}, None, None),
+        ({"kind": "recurrent", "attention_score": "dot"}, None, None),
+    ],
+)
+def test_the_class_and_what_opens_it(changes: dict[str, Any], name: str | None, automatic: str | None) -> None:
+    config = config_of(**changes)
+    assert (class_for(config), automatic_class_for(config)) == (name, automatic)
+    assert (huggingface_obstacles(config) == []) == (name is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "obstacles"),
+    [
+        (GPT2 | {"positions": "rotary", "max_positions": 1024}, ["positions"]),
+        (LLAMA | {"num_heads": 3, "d_k": 6, "d_v": 4}, ["num_heads", "d_v"]),
+        (BERT | NO_PIECES, ["masked_language_head"]),
+        (BERT | {"token_types": 0, "num_labels": 3}, ["token_types", "num_labels"]),
+    ],
+)
+def test_the_settings_in_the_way(changes: dict[str, Any], obstacles: list[str]) -> None:
+    assert huggingface_obstacles(config_of(**changes)) == obstacles
+
+
+# --- encoders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "outputs"),
+    [
+        ({"output_bias": True, "pooler": True, "num_labels": 2}, {"states", "logits", "classes"}),
+        ({"pooler": True}, {"states", "logits"}),
+        ({"output_bias": True, "activation": "silu"}, {"states", "logits"}),
+        (NO_PIECES | {"num_labels": 5, "output_bias": True}, {"states", "classes"}),
+        (NO_PIECES | {"pooler": True, "token_types": 1}, {"states", "pooled"}),
+    ],
+    ids=str,
+)
+def test_an_encoders_states_and_heads(
+    make_model: MakeModel,
+    write_folder: WriteFolder,
+    marked_tokenizer: Tokenizer,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    outputs: set[str],
+) -> None:
+    model = make_model(marked_tokenizer, **(BERT | changes))
+    assert isinstance(model, Encoder)
+    write_folder(model, marked_tokenizer, tmp_path)
+    theirs = HuggingFaceEncoder(tmp_path, model.config)
+    assert type(theirs.model).__name__ == class_for(model.config)
+    types = TYPES if model.config.token_types > 1 else [[0] * len(row) for row in ROWS]
+    assert set(theirs.outputs(ROWS, types)) == outputs
+    agreement = compare_encoders(OwnEncoder(model), theirs, ROWS, types).agreement
+    assert agreement.largest_difference < 1e-5
+    assert set(agreement.largest_differences) == outputs
+    assert agreement.texts == agreement.same_choices == len(ROWS)
+    again = read_any_model_folder(tmp_path).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_pretrained_folder_opens_as_each_of_its_heads(
+    make_model: MakeModel, write_folder: WriteFolder, marked_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    import transformers
+
+    model = make_model(marked_tokenizer, **BERT, num_labels=2, output_bias=True)
+    write_folder(model, marked_tokenizer, tmp_path)
+    ids = torch.tensor([[3, 9, 10, 4]])
+    assert isinstance(model, Encoder)
+    with torch.no_grad():
+        states, _ = model.encode(ids)
+        masked = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(ids).logits
+        bare = transformers.AutoModel.from_pretrained(tmp_path).eval()(ids)
+        assert torch.allclose(masked, model(ids), atol=1e-5)
+        assert torch.allclose(bare.last_hidden_state, states, atol=1e-5)
+        assert torch.allclose(bare.pooler_output, model.pool(states), atol=1e-5)
+        # Class 0 there is "follows", which is class 1 here.
+        heads = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).eval()(ids)
+        assert torch.allclose(heads.seq_relationship_logits.flip(-1), model.classify(states), atol=1e-5)
+
+
+def test_a_marked_text_is_cut_as_ours(
+    make_model: MakeModel, write_folder: WriteFolder, marked_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    import transformers
+
+    write_folder(make_model(marked_tokenizer, **BERT), marked_tokenizer, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = marked_tokenizer.source
+    marks = marks_of(vocabulary)
+    texts = ["I like tea.", "我喜欢[MASK]。", "The [MASK] eats [MASK].", "[MASK] like", "a[MASK]b", "  x  [MASK] "]
+    for text in texts:
+        ids = [marks.cls, *encode_with_masks(vocabulary, text), marks.sep]
+        assert tokenizer(text)["input_ids"] == ids, text
+    both = tokenizer("I like", "tea")
+    first, second = (vocabulary.encode(text) for text in ("I like", "tea"))
+    assert both["input_ids"] == [marks.cls, *first, marks.sep, *second, marks.sep]
+    assert both["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert Marks(tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id) == marks
+    assert tokenizer.model_max_length == 64
+    assert tokenizer.decode([marks.cls, *first, marks.sep], skip_special_tokens=True) == "I like"
+
+
+def test_classes_have_their_names(
+    make_model: MakeModel, write_folder: WriteFolder, marked_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    import transformers
+
+    model = make_model(marked_tokenizer, **BERT, **NO_PIECES, num_labels=3)
+    card = TaskCard(kind="classification", labels=("bad", "good", "odd"), length=64).text()
+    write_folder(model, marked_tokenizer, tmp_path, **{TASK_CARD: card})
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.num_labels == 3
+    assert config.id2label == {0: "bad", 1: "good", 2: "odd"}
+    found = transformers.pipeline("text-classification", str(tmp_path), device="cpu")("I like tea.")
+    assert found[0]["label"] in ("bad", "good", "odd")
+    assert config_json(model.config)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+
+
+def test_what_a_class_leaves_aside() -> None:
+    assert surplus_names(config_of(**BERT, pooler=True)) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    assert surplus_names(config_of(**BERT, **NO_PIECES, num_labels=2, output_bias=True)) == {"cls.predictions.bias"}
+    assert surplus_names(config_of(**BERT, num_labels=2)) == surplus_names(config_of(**GPT2)) == set()
+
+
+# --- language models --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes", [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3], ids=["1", "2", "3", "4"]
+)
+def test_a_language_models_pieces(
+    make_model: MakeModel,
+    write_folder: WriteFolder,
+    small_tokenizer: Tokenizer,
+    tmp_path: Path,
+    changes: dict[str, Any],
+) -> None:
+    model = make_model(**changes)
+    assert isinstance(model, Decoder)
+    write_folder(model, small_tokenizer, tmp_path)
+    theirs = HuggingFaceLanguageModel(tmp_path, model.config)
+    assert type(theirs.model).__name__ == class_for(model.config)
+    own = OwnLanguageModel(model, never_written=2, context=64)
+    comparison = compare_models(own, theirs, ROWS, pieces=range(3, 190), most_pieces=20)
+    places = [*comparison.own_places, *comparison.random_places]
+    # One part in a million, where a log-probability is beyond 10 nats.
+    assert all(place.difference < 1e-5 * max(1.0, abs(place.ours) / 10.0) for place in places)
+    assert comparison.agreement.same_translations == len(ROWS)
+    assert len({place.piece for place in comparison.own_places}) > 5
+    again = read_any_model_folder(tmp_path).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_prompt_begins_with_the_end_of_a_line(
+    make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    import transformers
+
+    write_folder(make_model(**GPT2), small_tokenizer, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    encode = small_tokenizer.source.encode
+    assert tokenizer("I like tea.")["input_ids"] == [1, *encode("I like tea.")]
+    assert tokenizer("I like\ntea.".replace("\n", "</s>"))["input_ids"] == [1, *encode("I like"), 1, *encode("tea.")]
+    assert list(tokenizer("我")) == ["input_ids", "attention_mask"]  # segments would be added to GPT-2's embeddings
+    assert tokenizer.padding_side == "left"
+    assert json.loads((tmp_path / "generation_config.json").read_bytes())["bad_words_ids"] == [[0], [2]]
+
+
+def test_a_folder_with_our_own_names_goes_on_being_read(
+    make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = make_model(**GPT2)
+    write_folder(model, small_tokenizer, tmp_path)
+    assert "transformer.wte.weight" in load_file(tmp_path / "model.safetensors")
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
+    manifest["sha256"]["model.safetensors"] = [file_sha256(tmp_path / "model.safetensors")]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    again = read_any_model_folder(tmp_path).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+# --- two vocabularies -------------------------------------------------------------------------------------------
+
+
+def test_two_vocabularies_are_marians(
+    make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = make_model(separate_tokenizer, norm_order="post", tie_source_target=False)
+    assert isinstance(model, Transformer)
+    assert has_tokenizer(separate_tokenizer, model.config)
+    write_folder(model, separate_tokenizer, tmp_path)
+    theirs = HuggingFaceModel(tmp_path, model.config)
+    assert type(theirs.model).__name__ == "MarianMTModel"
+    assert type(theirs.tokenizer).__name__ == "MarianTokenizer"
+    rows = [[id % 50 + 3 for id in row] for row in ROWS]
+    own = OwnModel(Translator(model, separate_tokenizer))
+    size = separate_tokenizer.target.size
+    agreement = compare_models(own, theirs, rows, pieces=range(3, size), most_pieces=20).agreement
+    assert agreement.largest_difference < 1e-5
+    assert agreement.same_translations == len(rows)
+    source, target = separate_tokenizer.source, separate_tokenizer.target
+    assert theirs.ids_of(["我喜欢茶。", ""]) == [[*source.encode("我喜欢茶。"), 1], [1]]
+    assert theirs.tokenizer(text_target="I like tea.")["input_ids"] == [*target.encode("I like tea."), 1]
+    ids = target.encode("I like tea.")
+    assert theirs.tokenizer.decode(ids, skip_special_tokens=True) == target.decode(ids) == "I like tea."
+
+
+def test_two_vocabularies_have_no_other_class(make_model: MakeModel, separate_tokenizer: Tokenizer) -> None:
+    model = make_model(separate_tokenizer, tie_source_target=False)
+    assert huggingface_obstacles(model.config) == ["tie_source_target"]
+    assert not has_tokenizer(separate_tokenizer, model.config)
