@@ -40,6 +40,29 @@ def test_inspect_refuses_what_it_cannot_do(
     assert b"there is no folder" in capfdbinary.readouterr().err
 
 
+def test_inspect_shows_where_the_heads_look_from_a_pronoun(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    page, asked = tmp_path / "page.html", ("老师看见学生，他吃鱼。", "--pronoun", "他", "--antecedent", "学生")
+    assert main(["inspect", str(trained), *asked, "--html", str(page), *ONE_THREAD]) == 0
+    drawn = capfdbinary.readouterr().out.decode()
+    assert drawn.startswith("老师看见学生，他吃鱼。  →  ")
+    assert "From `他` (candidates: 老, 师, 看, 见, 学生)" in drawn
+    assert "of 8 heads look at `学生` more than at any other candidate; by lot it would be 2." in drawn
+    assert '"coreference":{"words":["老","师"' in page.read_text("utf-8")
+    assert main(["inspect", str(trained), *asked, "--json", "-", *ONE_THREAD]) == 0
+    found = json.loads(capfdbinary.readouterr().out)["coreference"]
+    assert (found["pronoun"], found["antecedent"], found["left_to_right"]) == (7, 4, False)
+    english = ("the teacher like fish today", "--pronoun", "today", "--among", "teacher", "fish")
+    told = ("--translation-of", "老师喜欢鱼。")
+    assert main(["inspect", str(trained), *english, *told, "--json", "-", *ONE_THREAD]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["left_to_right"]
+    assert main(["inspect", str(trained), *english, *told, "--html", str(page), *ONE_THREAD]) == 2
+    assert b"here is none: leave out --html" in capfdbinary.readouterr().err
+    assert main(["inspect", str(trained), "x", "--antecedent", "y"]) == 2
+    assert b"`--antecedent` says more about a pronoun: give --pronoun too" in capfdbinary.readouterr().err
+
+
 @pytest.fixture
 def texts(write_lines: WriteLines) -> dict[str, Path]:
     """Twelve pairs with their words and alignments."""

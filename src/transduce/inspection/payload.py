@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from transduce.inspection.notebook import framed
 from transduce.inspection.page import render_page
+from transduce.inspection.pronouns import PronounAttention
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -90,6 +91,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """A piece that is about to be written to source pieces."""
     tree: tuple[TreeNode, ...]
     """Parents before their children."""
+    coreference: PronounAttention | None = None
+    """From a pronoun of the source, or of the translation, to the words before it; None where none was asked about."""
 
     def to_html(self) -> str:
         """A page that shows all of it and needs no other file and no network."""

@@ -19,6 +19,7 @@ from transduce.runtime.scorer import TransformerScorer
 from transduce.tasks.translation import TranslationTask
 
 _MOST_PARAMETERS_IN_FLOAT64 = 100_000_000
+_SETTLING_BATCHES, _SETTLING_SHAPE = 40, (8, 12)
 _RELATIVE = ("rotary", "rotary-interleaved", "relative")
 
 
@@ -64,7 +65,19 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
 def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return type(like)(config).to(like.source_weight.device)
+        model = type(like)(config).to(like.source_weight.device)
+        if config.norm == "batch":
+            _settle(model)
+        return model
+
+
+def _settle(model: Transformer) -> None:
+    """Lets BatchNorm, which evaluates by what it has seen, see random pieces."""
+    least = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
+    with torch.no_grad():
+        for _ in range(_SETTLING_BATCHES):
+            pieces = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
+            model(pieces, pieces)
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Two pages: one on which a single translation is looked into, and which needs nothing else, and that of a server.
 
 Their parts stand beside this file, written by hand. `views.js` and `tree.js` turn data into pictures, `sections.js`
-puts them under headings, `words.js` has the English and Chinese for both. `page.js` is the page of one translation.
-`live.js` is the page of a server, with `answers.js` (how it asks), `changes.js` (what if …?) and words of its own.
+puts them under headings, `words.js` has the English and Chinese for both. `page.js` is the page of one translation,
+with `coreference.js` for a pronoun in it. `live.js` is the page of a server, with `answers.js` (how it asks),
+`changes.js` (what if …?) and words of its own.
 """
 
 import base64
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 _VIEWS = ("words.js", "views.js", "tree.js", "sections.js")
-_ALONE = (*_VIEWS, "page.js")
+_ALONE = (*_VIEWS, "coreference.js", "page.js")
 _LIVE = (*_VIEWS, "live_words.js", "answers.js", "changes.js", "live.js")
 
 

@@ -3,6 +3,7 @@
 const inspection = JSON.parse(document.getElementById("payload").textContent);
 const chosen = {
   ...firstAppearance(), place: leastSure(inspection.steps), kind: "memory", head: firstHead(inspection, "memory"),
+  pointer: inspection.coreference && firstPointer(inspection.coreference),
 };
 
 function choose(change) {
@@ -19,6 +20,7 @@ function render() {
     make("p", {class: "dim"}, factsOf(inspection, words)),
     wordsSection(inspection, words),
     probabilitiesSection(inspection, words, chosen, choose),
+    ...coreferenceSections(inspection, words, chosen, pointer => choose({pointer})),
     attentionSection(inspection, words, chosen, choose),
     treeSection(inspection, words));
 }
