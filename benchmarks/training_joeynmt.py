@@ -52,7 +52,7 @@ def main() -> None:
         loss.item()
         correct.item()
 
-    serve(work, pairs, step, lambda: None)
+    serve(work, pairs, step)
 
 
 def make_vocabulary(work: Work) -> Vocabulary:

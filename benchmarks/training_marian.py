@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import torch
 from torch.nn import functional as F
-from training_worker import read_plan, serve
+from training_worker import PROCESSOR, Device, read_plan, serve
 from transformers import MarianConfig, MarianMTModel
 
 
@@ -65,7 +65,12 @@ def main() -> None:
         optimizer.zero_grad()
         loss.item()
 
-    serve(work, pairs, step, torch.cuda.synchronize if kind == "cuda" else lambda: None)
+    serve(
+        work,
+        pairs,
+        step,
+        Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated) if kind == "cuda" else PROCESSOR,
+    )
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import numpy as np
 import torch
-from training_worker import read_plan, serve
+from training_worker import PROCESSOR, Device, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.tasks.translation import TranslationTask
+from transduce.training.choices import choose_compile
+from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import ResolvedTraining
 
@@ -64,6 +66,8 @@ def main() -> None:
     with torch.device(work.device):
         model = Transformer(config)
     model.train()
+    if choose_compile(work.device).value:
+        compile_layers(model, work.device)
     settings = resolve(work.precision)
     optimizer = FlatOptimizer(model, settings, DTYPES[work.precision])
     task = TranslationTask(model, label_smoothing=work.label_smoothing)
@@ -77,7 +81,8 @@ def main() -> None:
         optimizer.collect_gradient()
         optimizer.step(loss.tokens, RATE)
 
-    serve(work, pairs, step, torch.cuda.synchronize if work.device.startswith("cuda") else lambda: None)
+    gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
+    serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,23 @@ def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:
     return work, pairs
 
 
-def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], finish: Callable[[], None]) -> None:
-    """Takes steps as asked; `step(n)` trains on batch n, `finish` waits for the device."""
+class Device(NamedTuple):
+    """What a worker must know of where it computes."""
+
+    wait: Callable[[], object]
+    peak_bytes: Callable[[], int]
+
+
+def processor_peak() -> int:
+    """The most memory that the process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+PROCESSOR = Device(lambda: None, processor_peak)
+
+
+def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], device: Device = PROCESSOR) -> None:
+    """Takes steps as asked; `step(n)` trains on batch n."""
     _say({"ready": True})
     position = 0
     for line in sys.stdin:
@@ -58,14 +73,14 @@ def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], 
             source_tokens += int((source != work.pad_id).sum())
             tokens += int((target != work.pad_id).sum())
             position += 1
-        finish()
+        device.wait()
         _say(
             {
                 "seconds": time.monotonic() - started_at,
                 "processor_seconds": time.process_time() - processor_at,
                 "target_tokens": tokens,
                 "source_tokens": source_tokens,
-                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "peak_bytes": device.peak_bytes(),
             }
         )
 

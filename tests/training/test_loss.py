@@ -89,7 +89,7 @@ def test_chunks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -
         return loss, gradients(loss.total, hidden, weight)
 
     whole, whole_gradients = run()
-    monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setitem(loss_module._CHUNK_ELEMENTS, "cpu", elements)
     chunked, chunked_gradients = run()
     torch.testing.assert_close(chunked.total, whole.total)
     torch.testing.assert_close(chunked.negative_log_likelihood, whole.negative_log_likelihood)
@@ -181,3 +181,15 @@ def test_extreme_logits_stay_finite(dtype: torch.dtype) -> None:
     assert weight_gradient.isfinite().all()
     # The second label has probability e^-600: its gradient must pull as hard as for any other hopeless guess.
     assert hidden_gradient[0, 1].item() < -1.5
+
+
+@pytest.mark.parametrize("learns", ["hidden", "weight"])
+def test_what_is_frozen_gets_no_gradient(learns: str) -> None:
+    hidden, weight, labels = sample()
+    both = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    expected = dict(zip(("hidden", "weight"), gradients(both.total, hidden, weight), strict=True))
+    alone = {"hidden": hidden.detach(), "weight": weight.detach()}
+    learner = alone[learns].requires_grad_()
+    loss = projected_cross_entropy(alone["hidden"], alone["weight"], labels, pad_id=PAD, label_smoothing=0.1)
+    (gradient,) = gradients(loss.total, learner)
+    assert torch.equal(gradient, expected[learns])

@@ -37,8 +37,12 @@ def attend(
     """
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_to is None and _library_kernel_is_better(query, key, dropout):
-        bias = None if mask is None else mask.bias(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+        is_causal = mask is not None and mask.is_look_ahead
+        bias = None if mask is None or is_causal else mask.bias(query.dtype)
+        rate = dropout.p if dropout is not None and dropout.training else 0.0
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, dropout_p=rate, is_causal=is_causal, scale=scale
+        )
     scores = torch.matmul(query * scale, key.transpose(-1, -2))  # (B, H, Q, L)
     if mask is not None:
         scores = scores + mask.bias(scores.dtype)
@@ -51,7 +55,11 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """On a GPU always; on a CPU where scores would be large, since its backward pass is slow (docs/benchmarks.md)."""
+    """On a GPU always: FlashAttention with no mask or the look-ahead, another fused kernel with any other. On a CPU
+    where scores would be large, since its backward pass is slow (docs/benchmarks.md).
+    """
+    if query.device.type != "cpu":
+        return True
     if dropout is not None and dropout.training and dropout.drop_of_256:
         return False
-    return query.device.type != "cpu" or query.shape[2] * key.shape[2] > 256 * 256
+    return query.shape[2] * key.shape[2] > 256 * 256

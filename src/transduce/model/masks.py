@@ -12,6 +12,9 @@ from torch import Tensor
 class AttentionMask:
     """A boolean mask and, made at most once per dtype, the term that it adds to the scores."""
 
+    is_look_ahead = False
+    """Whether it is the lower triangle and nothing else: kernels know this one without being shown it."""
+
     def __init__(self, allowed: Tensor) -> None:
         if allowed.dtype != torch.bool or allowed.dim() != 4:
             raise ValueError(
@@ -31,6 +34,12 @@ class AttentionMask:
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
         """May attend where both masks allow it."""
         return AttentionMask(self.allowed & other.allowed)
+
+
+class LookAheadMask(AttentionMask):
+    """Position i attends to positions 0 … i."""
+
+    is_look_ahead = True
 
 
 class BiasedMask(AttentionMask):
@@ -74,7 +83,7 @@ def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: 
         A mask of shape (1, 1, T, C + T); with C = 0 the lower triangle with its diagonal.
     """
     allowed = torch.ones(length, cached + length, dtype=torch.bool, device=device).tril_(cached)
-    return AttentionMask(allowed[None, None])
+    return AttentionMask(allowed[None, None]) if cached else LookAheadMask(allowed[None, None])
 
 
 def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:

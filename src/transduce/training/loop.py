@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
+from transduce.training.ahead import Batches
 from transduce.training.checkpoint import Checkpoint, RunState, load_newest
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
@@ -36,16 +37,6 @@ _RATE_SHARE = 0.05
 _VALIDATION_SHARE = 0.08  # of the minutes, kept for validations
 _VALIDATIONS = 12  # of a run, where the user says nothing,
 _FEWEST_STEPS = 50  # but not after fewer steps than this
-
-
-class Batches(Protocol):
-    """Micro-batches by position; a pure function of the corpus and the seed."""
-
-    def __len__(self) -> int:
-        """Micro-batches of an epoch."""
-
-    def batch(self, epoch: int, position: int) -> Any:
-        """One of them."""
 
 
 class Validator(Protocol):
@@ -247,12 +238,13 @@ class Trainer:
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
         loss = self._seeded_loss(batch, position)
-        mean = float(loss.total.detach()) / max(1, loss.tokens)
-        refused = not (math.isfinite(mean) and mean <= limit)
-        # A gradient that is not finite is what tells the optimiser, on every process, to leave this step out.
-        (loss.total * math.nan if refused else loss.total).backward()
+        mean = loss.total.detach() / max(1, loss.tokens)
+        learnable = mean.isfinite() & (mean <= limit)
+        # A gradient that is not finite is what tells the optimiser, on every process, to leave this step out. Nothing
+        # is read back before the whole backward pass is on its way to the GPU.
+        (loss.total * torch.where(learnable, 1.0, math.nan)).backward()
         self.optimizer.collect_gradient()
-        return loss, MicroBatch(position, batch, mean, refused)
+        return loss, MicroBatch(position, batch, float(mean), not bool(learnable))
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))

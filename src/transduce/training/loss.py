@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 1 << 21  # logits at a time: with their softmax 8 MB in bfloat16, which stay in a processor's cache
+# Logits at a time. With their softmax 8 MB in bfloat16 stay in a processor's cache; a GPU wants large products.
+_CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 
 
@@ -68,12 +69,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
-        wants_gradient = options.recording and any(ctx.needs_input_grad[:2])
+        hidden_learns, weight_learns = (options.recording and learns for learns in ctx.needs_input_grad[:2])
         sums = _sum_dtype(hidden)
         likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
-        hidden_gradient = torch.empty_like(hidden) if wants_gradient else None
-        weight_gradient = torch.zeros_like(weight, dtype=sums) if wants_gradient else None
-        rows = max(1, min(len(hidden), _CHUNK_ELEMENTS // len(weight)))
+        hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
+        weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
+        rows = max(1, min(len(hidden), _CHUNK_ELEMENTS[hidden.device.type] // len(weight)))
         logits = hidden.new_empty(rows, len(weight))
         for start in range(0, len(hidden), rows):
             x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
@@ -83,16 +84,17 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             log_probability = probabilities.gather(1, chosen).to(sums).clamp_min(_TINY).log()
             likelihood -= log_probability.sum()
             log_normalizer += (at_label - log_probability).sum()
-            if hidden_gradient is not None and weight_gradient is not None:
+            if hidden_gradient is not None:
                 torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
+            if weight_gradient is not None:
                 weight_gradient += probabilities.t() @ x
         # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
         mean_logits = hidden.sum(dim=0, dtype=sums) @ weight.sum(dim=0, dtype=sums) / len(weight)
         uniform = log_normalizer - mean_logits
-        if hidden_gradient is not None and weight_gradient is not None:
-            smoothing = options.label_smoothing
-            hidden_gradient -= _target_embedding(weight, labels, smoothing)
-            _subtract_target_rows(weight_gradient, hidden, labels, smoothing)
+        if hidden_gradient is not None:
+            hidden_gradient -= _target_embedding(weight, labels, options.label_smoothing)
+        if weight_gradient is not None:
+            _subtract_target_rows(weight_gradient, hidden, labels, options.label_smoothing)
             weight_gradient[options.pad_id] = 0.0
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
@@ -100,12 +102,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return (1.0 - options.label_smoothing) * likelihood + options.label_smoothing * uniform, likelihood
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         scale = gradients[0]
         return (
-            hidden_gradient * scale.to(hidden_gradient.dtype),
-            (weight_gradient * scale).to(ctx.weight_dtype),
+            None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
+            None if weight_gradient is None else (weight_gradient * scale).to(ctx.weight_dtype),
             None,
             None,
         )

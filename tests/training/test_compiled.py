@@ -1,0 +1,107 @@
+"""Compiled layers compute what they did; the batches made ahead are the same ones."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+from transduce.model.dropout import Dropout
+from transduce.model.transformer import Transformer
+from transduce.training.ahead import BatchesAhead, to_device
+from transduce.training.choices import choose_compile
+from transduce.training.compiled import compile_layers
+
+
+def small_model() -> Transformer:
+    torch.manual_seed(5)
+    config = ModelConfig(
+        source_vocabulary_size=20,
+        target_vocabulary_size=20,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        dropout=0.2,
+    )
+    return Transformer(config).train()
+
+
+def passes(model: Transformer) -> list[dict[str, Tensor]]:
+    """Gradients of a few batches, each of another shape."""
+    found = []
+    for shape in ((3, 5), (2, 9)):
+        torch.manual_seed(7)
+        ids = torch.randint(2, 20, shape)
+        ids[0, -2:] = 0
+        model.zero_grad()
+        model.hidden(ids, ids.flip(0)).square().sum().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of PyTorch, while it traces
+def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: PyTorch's own dropout and attention kernels, whole layers without a break in their graphs."""
+    monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
+    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    model = small_model()
+    names = list(model.state_dict())
+    plain = passes(model)
+    assert compile_layers(model, "cpu", backend="eager") == 4
+    assert list(model.state_dict()) == names
+    for before, after in zip(plain, passes(model), strict=True):
+        torch.testing.assert_close(after, before)
+
+
+def test_it_is_for_gpus() -> None:
+    assert not choose_compile("cpu").value
+    with pytest.raises(TransduceError, match=r"`training.compile` is true, but the device is cpu: it is for GPUs"):
+        compile_layers(small_model(), "cpu")
+
+
+class Pair(NamedTuple):
+    epoch: int
+    position: int
+
+
+class Counted:
+    """Three batches an epoch, and an order in which they were made."""
+
+    def __init__(self) -> None:
+        self.made: list[Pair] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def batch(self, epoch: int, position: int) -> Pair:
+        if position == 3:
+            raise IndexError("there is no such batch")
+        self.made.append(Pair(epoch, position))
+        return Pair(epoch, position)
+
+
+def test_batches_made_ahead_are_the_same_batches() -> None:
+    counted = Counted()
+    ahead = BatchesAhead(counted)
+    wanted = [divmod(number, 3) for number in range(7)]
+    assert [ahead.batch(*place) for place in wanted] == wanted
+    ahead.batch(5, 1)  # a run that goes on elsewhere
+    assert ahead.batch(5, 2) == Pair(5, 2)
+    assert ahead.batch(6, 0) == Pair(6, 0)
+    assert counted.made[:7] == wanted
+    assert len(ahead) == 3
+
+
+def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
+    with pytest.raises(IndexError, match="there is no such batch"):
+        BatchesAhead(Counted()).batch(0, 3)
+
+
+def test_arrays_become_tensors() -> None:
+    array = np.array([[1, 2], [3, 0]])
+    assert torch.equal(to_device(array, torch.device("cpu")), torch.tensor([[1, 2], [3, 0]]))
