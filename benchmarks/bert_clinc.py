@@ -1,13 +1,14 @@
 """BERT in small: pretrained on novels, then taught intents (CLINC150) from few examples, against no pretraining.
 
-    python benchmarks/bert_clinc.py            # an hour of pretraining, then half an hour; finished parts are kept
+    python benchmarks/bert_clinc.py            # an hour of pretraining, then an hour; finished parts are kept
     python benchmarks/bert_clinc.py --quick    # a minute of pretraining on one novel, fewer steps, one seed
 
-Pretraining reads the novels of `gutenberg`. The model from scratch has the same vocabulary, sizes and steps, and random
-weights. Each is taught 10 examples of each of the 150 intents, drawn by three seeds, at three learning rates, of which
-the validation set chooses one for each model; then the pretrained model is taught all 15,000 examples. Figures are
-accuracies on the 4,500 test utterances of the intents. The bars are 5 points over the model from scratch, and 90 % with
-all examples.
+Pretraining reads the novels of `gutenberg`, in lower case and with typewriter apostrophes: the utterances know no
+others, so that "i" and "what's" would be strange to a model of the novels as they are printed (BERT's usual English
+model is uncased, too). The model from scratch has the same vocabulary, sizes and steps, and random weights. Each is
+taught 10 examples of each of the 150 intents, drawn by three seeds, at three learning rates, of which the validation
+set chooses one for each model; then the pretrained model is taught all 15,000 examples. Figures are accuracies on the
+4,500 test utterances of the intents. The bars are 5 points over the model from scratch, and 90 % with all examples.
 """
 
 import gzip
@@ -15,27 +16,36 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 
+from transduce.durable import write_file
+from transduce.text.sentences import read_documents
+
 EXAMPLES = 10
 BAR_POINTS, BAR_FULL = 5.0, 90.0
-# With all examples.
-FULL_RATE = 2e-4
+# With all examples; the validation set chooses.
+FULL_RATES = (2e-4, 5e-4)
 # Utterances have 8 words on average, 28 at most.
-MODEL = {
+MODEL: dict[str, float | str] = {
     "task.context": 64,
     "tokenizer.vocabulary_size": 8000,
     "model.num_encoder_layers": 4,
     "model.d_model": 256,
     "model.d_ff": 1024,
     "model.num_heads": 4,
-    "training.batch_tokens": 8192,
+    # BERT's own is post-norm; in so short a training pre-norm bears a higher rate (Geiping and Goldstein 2023).
+    "model.norm_order": "pre",
+    # Two cores read perhaps 25 million pieces in an hour: in small steps there are ten thousand of them to learn in.
+    "training.batch_tokens": 2048,
     "training.learning_rate": 0.001,
 }
 PRETRAINED, SCRATCH = "pretrained", "random"
+# Underscores mark italics.
+TYPEWRITTEN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "_": None})
 
 
 class Work(NamedTuple):
@@ -52,7 +62,7 @@ class Work(NamedTuple):
 
 def full_work(out: Path, novels: list[Path], minutes: float) -> Work:
     """The comparison that the bars are for."""
-    return Work(out / f"{minutes:g}min", novels, minutes, [1, 2, 3], [1e-4, 2e-4, 5e-4], 1_500, 7_000)
+    return Work(out / f"{minutes:g}min", novels, minutes, [1, 2, 3], [2e-4, 5e-4, 1e-3], 1_500, 7_000)
 
 
 def quick_work(out: Path, novels: list[Path]) -> Work:
@@ -60,7 +70,7 @@ def quick_work(out: Path, novels: list[Path]) -> Work:
     return Work(out / "quick", novels[4:5], 1.0, [1], [2e-4], 300, 300)
 
 
-def train(out: Path, *options: str, settings: dict[str, float] | None = None) -> None:
+def train(out: Path, *options: str, settings: Mapping[str, float | str] | None = None) -> None:
     """Trains unless that is finished; a part that was cut goes on."""
     if (out / "dev_score.json").exists():
         return
@@ -70,9 +80,20 @@ def train(out: Path, *options: str, settings: dict[str, float] | None = None) ->
     subprocess.run(command, check=True)
 
 
+def uncased(novel: Path, folder: Path) -> Path:
+    """The novel in the letters of the utterances, a sentence a line: capitals told where one begins."""
+    path = folder / novel.name.removesuffix(".gz")
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (sentence for document in read_documents(novel) for sentence in [*document, ""])
+        write_file(path, "".join(f"{line}\n" for line in lines).lower().translate(TYPEWRITTEN).encode())
+    return path
+
+
 def pretrain(work: Work) -> None:
     """The pretrained model, and one of the same shape and vocabulary whose weights are random."""
-    files = ["--task", "masked-language-model", "--source", *map(str, work.novels)]
+    novels = [uncased(novel, work.folder / "novels") for novel in work.novels]
+    files = ["--task", "masked-language-model", "--source", *map(str, novels)]
     train(work.folder / PRETRAINED, *files, "--minutes", f"{work.minutes:g}", settings=MODEL)
     untaught = MODEL | {"training.learning_rate": 1e-12, "training.average_decay": 0.0}
     train(work.folder / SCRATCH, *files, "--steps", "1", settings=untaught)
@@ -106,7 +127,8 @@ def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]
     options = ["--task", "classification", "--from", str(work.folder / begin), "--steps", str(steps)]
     options += ["--source", text, "--target", label, "--dev-source", dev[0], "--dev-target", dev[1]]
-    train(out, *options, settings={"training.learning_rate": rate, "training.patience": 0})
+    often = {"training.validate_every": max(1, steps // 5)}  # 3,000 texts each time
+    train(out, *options, settings=often | {"training.learning_rate": rate, "training.patience": 0})
     return out
 
 
@@ -152,7 +174,9 @@ def main() -> int:
         write_pairs(parts[name], work.folder / "data" / name)
     pretrain(work)
     ours, scratch = (with_few(work, begin, parts["train"]) for begin in (PRETRAINED, SCRATCH))
-    full = test_accuracy(work, teach(work, PRETRAINED, "all", parts["train"], work.full_steps, FULL_RATE))
+    rates = FULL_RATES[:1] if asked.quick else FULL_RATES
+    taught = [teach(work, PRETRAINED, "all", parts["train"], work.full_steps, rate) for rate in rates]
+    full = test_accuracy(work, max(taught, key=dev_accuracy))
     bars = None if asked.quick else (ours - scratch >= BAR_POINTS, full >= BAR_FULL)
     rows = [
         Row(

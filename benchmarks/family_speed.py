@@ -1,0 +1,120 @@
+"""Training tokens/s by sentence length: what the Transformer does at once, a recurrent model does step by step.
+
+Table 1 of the paper, measured. Random pieces, about as many target tokens a step at every length, forward, backward and
+update as in `transduce train`; the sizes are those of `family.py` for German to English.
+"""
+
+import time
+from statistics import median
+
+import numpy as np
+import torch
+from family_variants import BASELINE, CORPORA, VARIANTS, WITH_ATTENTION, WITHOUT_ATTENTION, settings_of
+from report import Row
+
+from transduce.data.batches import Batch
+from transduce.model.build import build_encoder_decoder
+from transduce.model.config import ModelConfig
+from transduce.runtime.machine import detect_machine
+from transduce.tasks.translation import TranslationTask
+from transduce.training.choices import PRESETS
+from transduce.training.optimizer import FlatOptimizer
+from transduce.training.settings import ResolvedTraining
+
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+QUICK_LENGTHS = (8, 64)
+MODELS = (BASELINE, WITH_ATTENTION, WITHOUT_ATTENTION)
+STEP_TOKENS, RATE = 4096, 1e-4
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FIRST_PIECE = 3
+_LABEL_SMOOTHING = 0.1
+
+
+def config_of(name: str, *, quick: bool) -> ModelConfig:
+    """The model that family.py trains under this name."""
+    corpus = CORPORA["de-en"]
+    said = settings_of(VARIANTS[name], corpus, quick=quick)
+    preset = PRESETS[corpus.preset]
+    sizes = {field: getattr(preset, field) for field in ("d_model", "d_ff", "num_heads", "dropout")}
+    layers = {side: getattr(preset, side) for side in ("num_encoder_layers", "num_decoder_layers")}
+    own = {key.removeprefix("model."): value for key, value in said.items() if key.startswith("model.")}
+    size = said["tokenizer.vocabulary_size"]
+    return ModelConfig(**({"source_vocabulary_size": size, "target_vocabulary_size": size} | sizes | layers | own))
+
+
+def random_batch(config: ModelConfig, length: int, tokens: int) -> Batch:
+    """Pairs of one length, the end symbol included."""
+    rows = max(1, tokens // length)
+    pieces = np.random.default_rng(length).integers(_FIRST_PIECE, config.target_vocabulary_size, (2, rows, length))
+    pieces[:, :, -1] = config.eos_id
+    return Batch(pieces[0], pieces[1], np.arange(rows), rows * length, rows * length)
+
+
+def _settings() -> ResolvedTraining:
+    """Those of the default run, of which the optimiser's alone matter here."""
+    return ResolvedTraining(
+        seed=1,
+        steps=1000,
+        minutes=None,
+        batch_tokens=STEP_TOKENS,
+        accumulate=1,
+        learning_rate=RATE,
+        schedule="linear",
+        warmup_steps=0,
+        beta1=0.9,
+        beta2=0.98,
+        epsilon=1e-9,
+        weight_decay=0.0,
+        clip_norm=1.0,
+        label_smoothing=_LABEL_SMOOTHING,
+        precision="fp32",
+        average_decay=0.99,
+        report_every=50,
+        validate_every=None,
+        save_every=None,
+        best_by="loss",
+        patience=0,
+        translate_dev=0,
+        keep_checkpoints=1,
+    )
+
+
+def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tokens: int) -> float:
+    """Target tokens in the median step, after one that warms up."""
+    torch.manual_seed(1)
+    model = build_encoder_decoder(config).train()
+    optimizer = FlatOptimizer(model, _settings(), DTYPES[detect_machine("cpu").precision])
+    task = TranslationTask(model, label_smoothing=_LABEL_SMOOTHING)
+    batch = random_batch(config, length, tokens)
+    seconds = []
+    for _ in range(1 + repetitions):
+        started_at = time.monotonic()
+        optimizer.begin_batch(last=True)
+        loss = task.loss(batch)
+        loss.total.backward()
+        optimizer.collect_gradient()
+        optimizer.step(loss.tokens, RATE)
+        seconds.append(time.monotonic() - started_at)
+    return batch.target_tokens / median(seconds[1:])
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """Every model at every length; recurrent ones beside the Transformer."""
+    torch.set_num_threads(detect_machine("cpu").threads)
+    found: list[Row] = []
+    for length in QUICK_LENGTHS if quick else LENGTHS:
+        rates = {
+            name: tokens_per_second(
+                config_of(name, quick=quick),
+                length,
+                repetitions=2 if quick else 5,
+                tokens=512 if quick else STEP_TOKENS,
+            )
+            for name in MODELS
+        }
+        for name, rate in rates.items():
+            row = Row(f"training, {length} pieces a sentence, {name}", rate, "target tokens/s")
+            if name != BASELINE:
+                row = row._replace(peer=BASELINE, peer_value=rates[BASELINE], ratio=rate / rates[BASELINE])
+            found.append(row)
+    return found
