@@ -44,6 +44,7 @@ OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "relative bias": ({"positions": "relative"}, {"sinusoids", "target positions"}),
     "RMSNorm, shared keys": ({"norm": "rms", "num_key_value_heads": 1}, set()),
     "sandwich": ({"norm_order": "sandwich"}, {"residual"}),
+    "BatchNorm": ({"norm": "batch"}, {"residual"}),
     "additive": ({"attention_score": "additive"}, set()),
     "hard": ({"attention_kind": "hard"}, {"past", "source"}),
     "window": ({"attention_window": 2}, set()),

@@ -3,6 +3,9 @@
 Legend: B batch, T positions, D width, N positions of the batch that are no padding.
 """
 
+from collections.abc import Callable
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +31,12 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_variance", torch.ones(width))
 
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Moves the module as PyTorch does, but its statistics stay float32: in bfloat16 they would stand still."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.running_mean, self.running_variance = self.running_mean.float(), self.running_variance.float()
+        return self
+
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); `present`, (B, T), says which positions count in training (None: all)."""
         if self.training:
@@ -35,13 +44,13 @@ class BatchNorm(nn.Module):
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
             self._remember(mean.detach(), variance.detach() * (len(rows) / max(1, len(rows) - 1)))
         else:
-            mean, variance = self.running_mean.float(), self.running_variance.float()
+            mean, variance = self.running_mean, self.running_variance
         scale = (variance + self.epsilon).rsqrt() * self.weight
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_variance.lerp_(variance.to(self.running_variance.dtype), self.momentum)
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_variance.lerp_(variance, self.momentum)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

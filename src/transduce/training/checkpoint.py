@@ -57,7 +57,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     state: RunState
     tensors: dict[str, dict[str, Tensor]]
-    """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name; empty where they lie in parts."""
+    """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name; empty where they lie in parts. A model
+    with BatchNorm has its running statistics as one more kind, by buffer name."""
     rows: dict[str, Rows] | None = None
     """By parameter name, where these are only the rows that one of several processes holds."""
     parts: dict[str, dict[str, StoredTensor]] | None = None

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from transduce.errors import TransduceError
 from transduce.training.checkpoint import Checkpoint, save_checkpoint
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatOptimizer, Optimizer
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
+from transduce.training.statistics import RunningStatistics
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -20,7 +22,16 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def make_optimizer(
     model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
 ) -> tuple[Optimizer, Callable[[Any], Loss]]:
-    """The optimiser of a model, and the loss to call: with several processes it may be another one."""
+    """The optimiser of a model, and the loss to call: with several processes it may be another one.
+
+    Raises:
+        TransduceError: there are several processes, and the model keeps statistics, which each would have of its own.
+    """
+    if processes.count > 1 and RunningStatistics(model).accepted:
+        raise TransduceError(
+            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
+            f"change the model, but there are {processes.count}: train with one, or use layer or rms."
+        )
     dtype = _DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from transduce.training.adam import FlatAdam, is_finite
+from transduce.training.frozen import FrozenWeights
 from transduce.training.processes import Processes
 from transduce.training.reduction import GradientReduction
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
+from transduce.training.statistics import KIND, RunningStatistics
 
 
 class Optimizer(Protocol):
@@ -51,7 +53,7 @@ class Optimizer(Protocol):
 
 
 class FlatOptimizer:
-    """Owns a model's parameters: they become views into one vector of the working precision.
+    """Owns a model's parameters that learn: they become views into one vector of the working precision.
 
     Gradients are *sums* over the target tokens of micro-batches; `step` divides them once, by the tokens of the step.
     Every process holds the whole model; `begin_batch` says when their gradients are to be added up.
@@ -72,14 +74,19 @@ class FlatOptimizer:
         self.working_gradient = torch.zeros_like(self.working)
         self.gradient = self.working_gradient if dtype == torch.float32 else torch.zeros_like(self.master)
         _make_views(parameters, self.working, self.working_gradient)
+        self._frozen = FrozenWeights(model)
         if dtype != torch.float32:
-            model.to(dtype)  # buffers; the parameters are already
+            model.to(dtype)  # buffers, and what does not learn; the other parameters are already
+        self._statistics, self._between_steps = RunningStatistics(model), True
         self.adam = FlatAdam(self.master, self.gradient, settings)
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""
+        if self._between_steps:
+            self._statistics.restore()
+            self._between_steps = False
         if self._reduction is not None:
             self._reduction.begin(last=last)
 
@@ -105,21 +112,25 @@ class FlatOptimizer:
         if is_finite(norm):
             self.adam.update(norm, tokens, rate)
             self._show_masters()
+            self._statistics.accept()
         self.gradient.zero_()
+        self._between_steps = True
         return norm
 
     def forget_gradient(self) -> None:
         """The micro-batches since the last step count for nothing."""
         self.working_gradient.zero_()
         self.gradient.zero_()
+        self._between_steps = True
 
     def _show_masters(self) -> None:
         if self.working is not self.master:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Named views of master weights, moments and average."""
-        return {kind: self._named(vector) for kind, vector in self.adam.vectors().items()}
+        """Named views of master weights, moments and average, and running statistics where the model has some."""
+        found = {kind: self._named(vector) for kind, vector in self.adam.vectors().items()}
+        return found | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
     def rows(self) -> None:
@@ -133,23 +144,24 @@ class FlatOptimizer:
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Takes back what `state` returned."""
-        for kind, tensors in self.state().items():
-            for name, tensor in tensors.items():
+        for kind, vector in self.adam.vectors().items():
+            for name, tensor in self._named(vector).items():
                 tensor.copy_(state[kind][name][:])
+        self._statistics.load(state.get(KIND, {}))
         self.adam.updates = updates
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
-        """The weights that a model folder gets: the average, or the masters where there is none."""
-        return self._named(self.adam.kept)
+        """What a model folder gets: the average, or the masters where there is none; and the newest statistics."""
+        return self._frozen.complete(self._named(self.adam.kept)) | self._statistics.accepted
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
         return dict(named_parts(vector, self.names, self.shapes))
 
 
 def distinct_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """Names and parameters; shared ones once, under their first name."""
-    named = list(model.named_parameters())
+    """Names and parameters that learn; shared ones once, under their first name."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [name for name, _ in named], [parameter for _, parameter in named]
 
 
