@@ -22,8 +22,9 @@ from transduce.text.tokenizer import Tokenizer
 
 # --- out --------------------------------------------------------------------------------------------------------
 
-# Unscaled scores make sharp choices of small differences: with more noise float32 itself would be off by a thousandth.
-_SPREAD, _SPREAD_UNSCALED = 0.1, 0.02
+# Unscaled scores make sharp choices of small differences, and gated products multiply them: with the usual noise
+# float32 itself would be off by a thousandth with the first, and by more than the bar with the second.
+_SPREAD, _SPREAD_UNSCALED, _SPREAD_GATED = 0.1, 0.02, 0.05
 _LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
 _BERT = {
     "kind": "encoder",
@@ -100,6 +101,7 @@ OUT = (
         "decoder, rotary, RMSNorm, SwiGLU, shared heads, no biases",
         _DECODER
         | {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2, "bias": False},
+        spread=_SPREAD_GATED,
     ),
     Family("decoder, bias by distance, sandwich norms", _DECODER | {"positions": "relative", "norm_order": "sandwich"}),
 )
