@@ -68,6 +68,9 @@ MEANINGS = {
     "search.max_length": "At most so many new pieces, in place of the two before.",
 }
 
+# What a type alone does not tell.
+TYPES = {"training.lora_projections": "list of these"}
+
 # Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
 UNSAID = {
     "task.tags": "`true`",
@@ -91,12 +94,18 @@ UNSAID = {
     "model.d_k": "`d_model / num_heads`",
     "model.d_v": "`d_model / num_heads`",
     "model.tie_source_target": "with a joint vocabulary",
+    "task.series.columns": "all",
+    "task.series.past": "4 × `horizon`",
+    "task.series.season": "by autocorrelation",
     "training.minutes": "not set",
     "training.accumulate": "`1`",
     "training.precision": "by the machine",
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",
     "training.patience": "`6`",
+    "training.lora_alpha": "`2 × lora_rank`",
+    "word_vectors.source": "none",
+    "word_vectors.target": "none",
     "search.max_length": "not set",
     "search.generate.forced_first_id": "none",
     "search.generate.forced_last_id": "none",
@@ -107,9 +116,11 @@ _TABLES = {
     "task": "`[task]`",
     "task.noise": "`[task.noise]`",
     "task.masking": "`[task.masking]`",
+    "task.series": "`[task.series]`",
     "data": "`[data]`",
     "data.filters": "`[data.filters]`",
     "tokenizer": "`[tokenizer]`",
+    "word_vectors": "`[word_vectors]`: where this table stands, embeddings begin as word vectors",
     "model": "`[model]`",
     "training": "`[training]`",
     "search": "`[search]`",
@@ -188,7 +199,7 @@ def show_default(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
-        return "none"
+        return ", ".join(f"`{each}`" for each in value) or "none"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
@@ -215,7 +226,8 @@ def settings_table(prefix: str, struct: Struct, names: list[str]) -> Iterator[st
         if field.name in names:
             name = f"{prefix}.{field.name}".removeprefix(".")
             text = meaning(name, struct).replace("|", "\\|")
-            yield f"| `{name}` | {show_type(hints[field.name])} | {show_default(name, field.default)} | {text} |"
+            kind = TYPES.get(name) or show_type(hints[field.name])
+            yield f"| `{name}` | {kind} | {show_default(name, field.default)} | {text} |"
 
 
 def presets_table() -> Iterator[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transduce.runtime.classifier import Classifier
     from transduce.runtime.export import ExportReport, export
     from transduce.runtime.filler import Filler
+    from transduce.runtime.forecaster import Forecast, Forecaster
     from transduce.runtime.generator import Continuation, Generation, Generator, TextScore
     from transduce.runtime.loading import load
     from transduce.runtime.parser import Parser
@@ -38,6 +39,8 @@ __all__ = [
     "Continuation",
     "ExportReport",
     "Filler",
+    "Forecast",
+    "Forecaster",
     "Generation",
     "Generator",
     "ModelConfig",
@@ -68,6 +71,8 @@ _HOMES = {
     "Continuation": "transduce.runtime.generator",
     "ExportReport": "transduce.runtime.export",
     "Filler": "transduce.runtime.filler",
+    "Forecast": "transduce.runtime.forecaster",
+    "Forecaster": "transduce.runtime.forecaster",
     "Generation": "transduce.runtime.generator",
     "Generator": "transduce.runtime.generator",
     "ModelConfig": "transduce.model.config",

@@ -10,10 +10,11 @@ import pytest
 
 from transduce.commands.main import build_parser, main
 from transduce.errors import TransduceError
-from transduce.tasks.corpus import choose_workers, measure, reopen_prepared, use_prepared
+from transduce.tasks.corpus import TaskText, choose_workers, measure, reopen_prepared, use_prepared
 from transduce.tasks.preparation_bar import PreparationBar
 from transduce.tasks.prepared_folder import open_prepared_folder, settings_of
 from transduce.tasks.settings import Settings, make_settings
+from transduce.tasks.translation import Translation
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters
 from transduce.training.events import ProgressDisplay
@@ -143,9 +144,17 @@ def test_sigterm_leaves_nothing_behind(sides: list[str], tmp_path: Path, monkeyp
 # --- training from such a folder -------------------------------------------------------------------------------
 
 
+def read(settings: Settings, folder: Path) -> TaskText:
+    return Translation().read_text(settings, folder, anew=False)
+
+
+def with_prepared(prepared: Path, **tables: dict[str, object]) -> Settings:
+    return make_settings({**tables, "data": {**tables.get("data", {}), "prepared": str(prepared)}})
+
+
 def use(prepared: Path, run: Path, **tables: dict[str, object]) -> Settings:
-    settings = make_settings(tables)
-    use_prepared(settings, prepared, run, ProgressDisplay())
+    settings = with_prepared(prepared, **tables)
+    use_prepared(settings, read, run, ProgressDisplay())
     return settings
 
 
@@ -154,7 +163,7 @@ def test_a_run_takes_the_corpus_from_the_folder(
 ) -> None:
     before = tree(prepared)
     capsys.readouterr()
-    found = use_prepared(Settings(), prepared, tmp_path / "run", ProgressDisplay())
+    found = use_prepared(with_prepared(prepared), read, tmp_path / "run", ProgressDisplay())
     assert "1,000 pairs read, 970 kept, 30 held out" in capsys.readouterr().err
     assert found.languages == ("zh", "en")
     assert (found.pairs, len(found.dev_sources)) == (970, 30)
@@ -162,12 +171,12 @@ def test_a_run_takes_the_corpus_from_the_folder(
     assert found.tokenizer_settings.vocabulary_size == found.tokenizer.source.size
     assert not found.tokenizer_settings.byte_fallback
     assert tree(prepared) == before
-    again = reopen_prepared(Settings(), prepared, tmp_path / "run")
+    again = reopen_prepared(with_prepared(prepared), read, tmp_path / "run")
     assert again.prepared.card == found.prepared.card
     assert again.dev_targets == found.dev_targets
     dev = {"dev_source": [str(toy_corpus / "dev.zh")], "dev_target": [str(toy_corpus / "dev.en")]}
-    settings = make_settings({"data": dev})
-    assert len(use_prepared(settings, prepared, tmp_path / "other", ProgressDisplay()).dev_sources) == 50
+    settings = with_prepared(prepared, data=dict(dev))
+    assert len(use_prepared(settings, read, tmp_path / "other", ProgressDisplay()).dev_sources) == 50
 
 
 def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tmp_path: Path) -> None:
@@ -187,7 +196,7 @@ def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[st
     given = ["--tokenizer", str(prepared), "--out", str(prepared)]
     assert main(["prepare", *sides, *given, "--set", "data.filters.max_pieces=4"]) == 0
     with pytest.raises(TransduceError, match=r"shards was prepared anew since the run in .*run began, which cannot"):
-        reopen_prepared(settings, prepared, tmp_path / "run")
+        reopen_prepared(settings, read, tmp_path / "run")
 
 
 def test_folders_that_are_something_else(prepared: Path, sides: list[str], tmp_path: Path) -> None:

@@ -169,6 +169,17 @@ def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretraine
     assert json.loads((tmp_path / "one" / "metrics.jsonl").read_text("utf-8").split("\n")[-2])["step"] == 2
 
 
+def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Path, tmp_path: Path) -> None:
+    settings = classify_settings(labelled(tmp_path), start_from=str(pretrained))
+    settings["training"] = settings["training"] | {"lora_rank": 4}
+    run(tmp_path / "run", settings)
+    classifier = load_classifier(tmp_path / "run", precision="fp32", device="cpu", threads=1)
+    from_text = load_filler(pretrained, precision="fp32", device="cpu", threads=1)
+    assert torch.equal(classifier.model.source_weight, from_text.model.source_weight)
+    score = json.loads((tmp_path / "run" / "dev_score.json").read_text("utf-8"))
+    assert score["scores"]["accuracy"] >= 60.0  # one in four by chance; a frozen head would stay there
+
+
 def test_classification_from_scratch(tmp_path: Path) -> None:
     settings = classify_settings(labelled(tmp_path), model=SMALL, tokenizer={"vocabulary_size": 320})
     run(tmp_path / "run", settings)

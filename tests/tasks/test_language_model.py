@@ -129,7 +129,6 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
     [
         ({"data.source": []}, "A language model learns from text: give --source"),
         ({"data.target": ["b.en"]}, r"learns from text alone, but `data\.target` names b\.en: leave it out"),
-        ({"model.norm": "batch"}, r"`model\.norm` is batch, whose running statistics are no weights"),
         ({"task.noise.share": 0.2}, r"`task\.noise` means nothing where `task\.kind` is language-model"),
         ({"model.kind": "recurrent"}, r"`model\.kind` is recurrent, but `task\.kind` = language-model takes decoder"),
         ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),

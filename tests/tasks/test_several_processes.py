@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
 
@@ -68,6 +69,21 @@ def test_two_processes_train_the_run_of_one(settings_file: Path, tmp_path: Path)
         assert losses(outs[name]) == pytest.approx(alone, abs=1e-5)
     files = sorted(path.name for path in (outs["sharded"] / "checkpoints" / "step-000000012").glob("weights*"))
     assert files == [f"weights.0000{rank}-of-00002.safetensors" for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, trained: Path, tmp_path: Path) -> None:
+    text = settings_file.read_text("utf-8").replace('preset = "tiny"\n', "")
+    kept = [line for line in text.split("\n") if not line.startswith(("tokenizer.", "model.d", "model.num"))]
+    settings_file.write_text("\n".join([f'start_from = "{trained.as_posix()}"', *kept]), encoding="utf-8")
+    said = {"training.lora_rank": 4, "model.dropout": 0.0, "training.translate_dev": 0, "training.steps": 3}
+    train(settings_file, out=tmp_path / "alone", settings=said, device="cpu", threads=1)
+    options = [f"--set={name}={value}" for name, value in said.items()]
+    done = train_together(2, settings_file, tmp_path / "together", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = losses(tmp_path / "alone")
+    assert losses(tmp_path / "together") == pytest.approx(alone, abs=1e-5)
+    assert len(set(alone.values())) == 3
 
 
 @pytest.mark.slow

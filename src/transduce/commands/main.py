@@ -25,6 +25,7 @@ VERBS = {
     "fill": "find the masked words of a text",
     "classify": "label lines of text",
     "parse": "print the constituency trees of sentences",
+    "forecast": "foretell what time series do next",
     "serve": "translate over HTTP, for LibreTranslate's clients and DeepL's",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
     "score": "tell how probable given translations are",

@@ -23,6 +23,7 @@ from transduce.tasks.settings import put_setting, read_settings
 
 # Options that are settings, by the setting's name.
 _SETTINGS = {
+    "task": "task.kind",
     "source": "data.source",
     "target": "data.target",
     "dev_source": "data.dev_source",
@@ -38,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings, such as the one to train with")
+    add("--task", metavar="KIND", help="what will be learnt; translation where nothing is said")
     add(
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl",
+        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone",
     )
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")
     add("--dev-source", nargs="+", metavar="FILE", help="the dev set to come; then nothing is held out")
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("SOURCE", "TARGET"),
         help="language codes; the files' suffixes where nothing is said",
     )
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of [data] and [tokenizer]")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of [task], [data] and [tokenizer]")
     add("--out", required=True, metavar="DIR", help="the folder to train from; one that was prepared is replaced")
     add("--tokenizer", metavar="DIR", help="cut by this tokenizer, or this model's; one is learnt where none is named")
     add("--tokenizer-only", action="store_true", help="learn the tokenizer, for shards to come, and nothing else")

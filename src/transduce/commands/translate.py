@@ -158,6 +158,8 @@ def translated(
         precision=options.precision,
         device=options.device,
         threads=max(1, threads // options.workers),
+        source_language=options.source_language,
+        target_language=options.target_language,
     )
     with Workers(recipe, options.workers) as workers:
         yield from workers.translate(waiting)
@@ -192,9 +194,17 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
     """All that decides what is written for a line: one text for the same models and options."""
-    models = [file_sha256(Path(folder) / "manifest.json") for folder in folders if Path(folder).is_dir()]
+    models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = file_sha256(Path(options.phrases)) if options.phrases else None
-    return msgspec.json.encode((models, job, options.shard, options.precision, phrases))
+    languages = (options.source_language, options.target_language)
+    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages))
+
+
+def _digests(folder: Path) -> list[str]:
+    """What a model folder holds: our manifest lists it; without one it is a folder of another toolkit."""
+    manifest = folder / "manifest.json"
+    files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
+    return [file_sha256(path) for path in files]
 
 
 @contextlib.contextmanager

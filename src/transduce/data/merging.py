@@ -79,6 +79,7 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
 def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
     """What must be equal, in words."""
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
+    yield "tasks", one.card.request.task, other.card.request.task
     yield "files", one.card.request.files, other.card.request.files
     yield "filters", one.card.request.filters, other.card.request.filters
     yield "rules for holding out", one.card.request.hold_out, other.card.request.hold_out

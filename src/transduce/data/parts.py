@@ -32,6 +32,10 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What to prepare: every n-th block for the shard of a machine, and of these every m-th for one of its workers."""
 
     files: CorpusFiles
+    # Where this machine has their text line by line, if they do not hold it so themselves.
+    written_out: CorpusFiles | None = None
+    # What the corpus is for, in a word.
+    task: str = "translation"
     filters: FilterSettings
     hold_out: HoldOutSettings | None = None
     # Number and count, both from 1: (2, 4) is the second of four.
@@ -95,7 +99,7 @@ def write_part(
     """
     folder.mkdir(parents=True)
     preparation = _Preparation(request, tokenizer)
-    reader = PairReader(request.files, wanted=request.takes)
+    reader = PairReader(request.written_out or request.files, wanted=request.takes)
     sides = {"source": tokenizer.source, "target": tokenizer.target}
     with ExitStack() as stack:
         source, target = (
@@ -113,7 +117,7 @@ def write_part(
                 report_progress(preparation.read)
     card = PartCard(
         format_version=FORMAT_VERSION,
-        request=request,
+        request=msgspec.structs.replace(request, written_out=None),
         tokenizer_fingerprint=tokenizer.fingerprint,
         blocks=reader.blocks,
         pairs=reader.pairs,

@@ -5,9 +5,13 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
+from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
 
+# Models of pieces,
 Model = Transformer | Encoder | Decoder | Recurrent
+# and of numbers too.
+AnyModel = Model | SeriesTransformer
 # Those that read one text and write another.
 EncoderDecoder = Transformer | Recurrent
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
@@ -18,9 +22,21 @@ _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recur
 }
 
 
-def build_model(config: ModelConfig) -> Model:
+def build_any_model(config: ModelConfig) -> AnyModel:
     """The model that `config.kind` names, with initial weights, or an outline under `torch.device("meta")`."""
-    return _KINDS[config.kind](config)
+    return SeriesTransformer(config) if config.kind == "series" else _KINDS[config.kind](config)
+
+
+def build_model(config: ModelConfig) -> Model:
+    """The same for a task that needs a model of pieces.
+
+    Raises:
+        TransduceError: the configuration is of a model of numbers.
+    """
+    model = build_any_model(config)
+    if isinstance(model, SeriesTransformer):
+        raise TransduceError(f"A model of text is needed, but `model.kind` is {config.kind}: use another model.")
+    return model
 
 
 def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:

@@ -6,7 +6,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 
-Kind = Literal["transformer", "encoder", "decoder", "recurrent"]
+Kind = Literal["transformer", "encoder", "decoder", "recurrent", "series"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh", "reglu"]
 Norm = Literal["layer", "rms", "batch"]
 NormOrder = Literal["pre", "post", "sandwich"]
@@ -43,9 +43,10 @@ class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that is needed to build a model, and nothing about how it is trained. Stored with the weights."""
 
-    # The architecture: encoder and decoder; an encoder alone, as BERT; a decoder alone, as GPT; LSTM or GRU.
+    # The architecture: encoder and decoder; an encoder alone, as BERT; a decoder alone, as GPT; LSTM or GRU; encoder
+    # and decoder over numbers in place of pieces.
     kind: Kind = "transformer"
-    # Pieces on the source side; models of one side have one vocabulary, and both sizes are the same.
+    # Pieces on the source side; models of one side have one vocabulary, and both sizes are the same. 0 for numbers.
     source_vocabulary_size: int
     # Pieces on the target side.
     target_vocabulary_size: int
@@ -155,6 +156,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Classes told from the pooled first position; 0: none.
     num_labels: int = 0
 
+    # --- numbers in place of pieces ---
+    # Numbers of each point in time that are read and foretold; 0: the model is one of pieces.
+    num_series: int = 0
+    # Each number is foretold with its standard deviation.
+    foretells_deviations: bool = False
+
     # --- recurrent ---
     # LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014).
     recurrent_cell: Literal["lstm", "gru"] = "lstm"
@@ -211,7 +218,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 # --- what a configuration may not say ---------------------------------------------------------------------------
 
-_SIZES = ("source_vocabulary_size", "target_vocabulary_size", "d_model", "d_ff", "num_heads")
+_SIZES = ("d_model", "d_ff", "num_heads")
+_VOCABULARY_SIZES = ("source_vocabulary_size", "target_vocabulary_size")
 _OPTIONAL_SIZES = ("d_k", "d_v", "num_key_value_heads", "attention_window")
 _POSITION_SIZES = ("max_positions", "relative_buckets", "relative_max_distance")
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout")
@@ -222,7 +230,20 @@ _LAYERS_OF = {
     "encoder": ("num_encoder_layers",),
     "decoder": ("num_decoder_layers",),
     "recurrent": ("num_encoder_layers", "num_decoder_layers"),
+    "series": ("num_encoder_layers", "num_decoder_layers"),
 }
+_SERIES_ONLY = ("num_series", "foretells_deviations")
+# What concerns pieces.
+_NOT_SERIES = (
+    "tie_source_target",
+    "tie_output",
+    "scale_embeddings",
+    "zero_padding_row",
+    "output_bias",
+    "output_scale",
+    "source_vocabulary_size",
+    "target_vocabulary_size",
+)
 _ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_types")
 _RECURRENT_ONLY = (
     "recurrent_cell",
@@ -255,7 +276,8 @@ _ONLY_WITH = {
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    for name in (*_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
+    own = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
+    for name in (*own, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
         size = getattr(config, name)
         if size is not None and size < 1:
             raise TransduceError(f"`model.{name}` must be at least 1, but is {size}.")
@@ -283,6 +305,8 @@ def _check_ranges(config: ModelConfig) -> None:
 
 
 def _check_vocabularies(config: ModelConfig) -> None:
+    if config.kind == "series":
+        return
     sizes = (config.source_vocabulary_size, config.target_vocabulary_size)
     if config.tie_source_target and sizes[0] != sizes[1]:
         raise TransduceError(
@@ -310,6 +334,10 @@ def _check_kind(config: ModelConfig) -> None:
     foreign = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
     if config.kind != "encoder":
         foreign = (*foreign, *_ENCODER_ONLY)
+    foreign = (*foreign, *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY))
+    if config.kind == "series":
+        sizes = {name: getattr(config, name) for name in _VOCABULARY_SIZES}
+        changed |= {name: size for name, size in sizes.items() if size}
     for name in foreign:
         if name in changed:
             raise TransduceError(

@@ -53,7 +53,19 @@ class Embedding(nn.Module):
         Returns:
             (B, T, D).
         """
-        x = self.positions(F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale, positions)
+        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
+        return self.complete(rows, positions, token_types=token_types, present=present)
+
+    def complete(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        token_types: Tensor | None = None,
+        present: Tensor | None = None,
+    ) -> Tensor:
+        """What is added to vectors of whatever origin, (B, T, D) to (B, T, D); arguments as in `forward`."""
+        x = self.positions(x, positions)
         if self.token_types is not None:
             x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])
         if self.norm is not None:

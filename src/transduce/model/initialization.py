@@ -27,6 +27,15 @@ def initialize(model: VocabularyModel) -> None:
     weights = {id(w): w for w in (model.source_weight, model.target_weight, model.output_weight)}
     for weight in weights.values():
         nn.init.normal_(weight, std=1.0 / math.sqrt(config.d_model))
+    initialize_layers(model)
+    if config.zero_padding_row:
+        with torch.no_grad():
+            for weight in weights.values():
+                weight[config.pad_id].zero_()
+
+
+def initialize_layers(model: nn.Module) -> None:
+    """Fills all but the matrices of embeddings."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -34,10 +43,6 @@ def initialize(model: VocabularyModel) -> None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
         _initialize_brick(module)
-    if config.zero_padding_row:
-        with torch.no_grad():
-            for weight in weights.values():
-                weight[config.pad_id].zero_()
 
 
 def _initialize_brick(module: nn.Module) -> None:

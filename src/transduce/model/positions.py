@@ -62,10 +62,11 @@ class SinusoidalPositions(nn.Module):
         """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`."""
         first = self.offset
         needed = first + (x.shape[1] if positions is None else int(positions.max()) + 1)
-        if needed > len(self.table) or self.table.dtype != x.dtype or self.table.device != x.device:
-            rows = max(needed, 2 * len(self.table), 256)
-            self.table = sinusoids(rows, self.d_model, to_end=self.to_end).to(x)
-        return x + (self.table[first : first + x.shape[1]] if positions is None else self.table[positions + first])
+        table = self.table  # another thread may replace it meanwhile
+        if needed > len(table) or table.dtype != x.dtype or table.device != x.device:
+            rows = max(needed, 2 * len(table), 256)
+            self.table = table = sinusoids(rows, self.d_model, to_end=self.to_end).to(x)
+        return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
 
 class LearnedPositions(nn.Module):
@@ -162,11 +163,13 @@ class RotaryPositions(nn.Module):
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation at these positions, (T,) or (B, T)."""
         needed = int(positions.max()) + 1
-        if needed > len(self.table) or self.table.dtype != dtype or self.table.device != positions.device:
+        table = self.table  # another thread may replace it meanwhile
+        if needed > len(table) or table.dtype != dtype or table.device != positions.device:
             # A tensor made in inference mode could not serve training later.
             with torch.inference_mode(mode=False):
-                self.table = self._angles(max(needed, 2 * len(self.table), 256)).to(positions.device, dtype)
-        rows = self.table[positions]
+                table = self._angles(max(needed, 2 * len(table), 256)).to(positions.device, dtype)
+                self.table = table
+        rows = table[positions]
         if positions.dim() == 2:
             rows = rows[:, None]
         cosine, sine = rows.chunk(2, dim=-1)

@@ -9,28 +9,21 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
+from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize
-from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.vocabulary import VocabularyModel
 
 
-class Transformer(VocabularyModel):
+class Transformer(VocabularyModel, EncoderDecoderLayers):
     """Parameters, `encode`, `decode` and `project`; it knows neither text nor training."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)
-        self.encoder_positions = StackPositions(config, causal=False)
-        self.decoder_positions = StackPositions(config, causal=True)
-        self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
-        self.decoder_layers = build_layers(DecoderLayer, config, config.num_decoder_layers)
-        self.encoder_norm = build_final_norm(config)
-        self.decoder_norm = build_final_norm(config)
+        self.add_layers(config)
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
@@ -55,11 +48,7 @@ class Transformer(VocabularyModel):
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.positions_to_count(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
-        own_mask, reach = self.encoder_positions(x, mask)
-        weights_to = None if trace is None else trace.encoder
-        for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
-        return normalize(self.encoder_norm, x, present), mask
+        return self.encode_embedded(x, mask, present=present, trace=trace), mask
 
     def decode(
         self,
@@ -82,24 +71,10 @@ class Transformer(VocabularyModel):
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(target_input_ids)
         x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present)
-        own_mask, reach = self.decoder_positions(x, mask, positions, cache)
-        for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
-            layer_cache = None if cache is None else cache.layers[number]
-            x = layer(
-                x,
-                memory,
-                mask=own_mask,
-                memory_mask=memory_mask,
-                reach=reach,
-                present=present,
-                cache=layer_cache,
-                trace=trace,
-            )
-        return self.finish(normalize(self.decoder_norm, x, present))
-
-    def new_cache(self) -> DecoderCache:
-        """An empty cache for `decode`."""
-        return DecoderCache(self.config.num_decoder_layers)
+        hidden = self.decode_embedded(
+            x, memory, memory_mask, mask=mask, positions=positions, cache=cache, present=present, trace=trace
+        )
+        return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
         """Encodes these sentences, (B, S); what is returned decodes them step by step."""

@@ -7,6 +7,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.classifier import Classifier, load_classifier
 from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.folder import model_kind
+from transduce.runtime.forecaster import Forecaster, load_forecaster
 from transduce.runtime.generator import Generator, load_generator
 from transduce.runtime.machine import Precision
 from transduce.runtime.parser import Parser, load_parser
@@ -14,10 +15,11 @@ from transduce.runtime.task_card import find_task_card
 from transduce.runtime.translator import Translator
 from transduce.runtime.translator import load as load_translator
 
-_BY_TASK: dict[str, Callable[..., Filler | Classifier | Parser]] = {
+_BY_TASK: dict[str, Callable[..., Filler | Classifier | Parser | Forecaster]] = {
     "masked-language-model": load_filler,
     "classification": load_classifier,
     "parsing": load_parser,
+    "time-series": load_forecaster,
 }
 
 
@@ -29,10 +31,10 @@ def load(
     threads: int | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-) -> Translator | Generator | Filler | Classifier | Parser:
+) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
     """Opens a model folder: a `Translator`, or what its model was trained for.
 
-    A language model is a `Generator`, a masked one a `Filler`; there are a `Classifier` and a `Parser`.
+    A language model is a `Generator`, a masked one a `Filler`; there are a `Classifier`, a `Parser` and a `Forecaster`.
 
     Args:
         folder: what `transduce train` or `import` wrote, or one of Hugging Face's; of several, which translate

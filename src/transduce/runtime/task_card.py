@@ -1,5 +1,6 @@
 """What a model folder says of its task, where the model alone does not tell what it is for."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ TASK_CARD = "task.json"
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The task that a model was trained for."""
 
-    kind: Literal["masked-language-model", "classification", "parsing"]
+    kind: Literal["masked-language-model", "classification", "parsing", "time-series"]
     labels: tuple[str, ...] = ()
     """The classes, in the order of the model's."""
     length: int = 512
@@ -23,6 +24,12 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def text(self) -> str:
         """The card as the folder has it."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
+
+
+def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the classes, where a folder's documents, by name, say what its model is for."""
+    card = documents.get(TASK_CARD)
+    return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
 
 
 def find_task_card(folder: Path) -> TaskCard | None:

@@ -27,6 +27,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "auto"
     device: str = "auto"
     threads: int = 1
+    source_language: str | None = None
+    """As `load` takes them, for models with tags of languages."""
+    target_language: str | None = None
 
 
 class _Worker:
@@ -123,7 +126,14 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
 
     recipe = msgspec.json.decode(recipe_json, type=Recipe)
     try:
-        translator = load(recipe.folders, precision=recipe.precision, device=recipe.device, threads=recipe.threads)
+        translator = load(
+            recipe.folders,
+            precision=recipe.precision,
+            device=recipe.device,
+            threads=recipe.threads,
+            source_language=recipe.source_language,
+            target_language=recipe.target_language,
+        )
         while True:
             portion = msgspec.json.decode(connection.recv_bytes(), type=Portion)
             text = translate_portion(translator, recipe.job, portion)

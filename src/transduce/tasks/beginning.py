@@ -1,20 +1,30 @@
 """Where a run's weights come from: random numbers, or the folder of a model that was trained before (`--from`).
 
 The folder's tokenizer and its model's settings are kept, so a copy of the settings stays with the run, which can be
-resumed when the folder has gone.
+resumed when the folder has gone. Where checkpoints do not hold all weights, `stored_beginning.py` keeps them too.
 """
 
 from pathlib import Path
 
 import msgspec
+import torch
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.model.build import Model, build_model
+from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
+from transduce.tasks.resolve import Account
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import Settings
+from transduce.tasks.stored_beginning import (
+    account_for_adaptation,
+    fill_with_vectors,
+    load_beginning,
+    needs_stored,
+    store_beginning,
+)
+from transduce.text.tokenizer import Tokenizer
 
 _CONFIG_COPY = "started_from.json"
 
@@ -55,19 +65,66 @@ def recall_beginning(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 
 
-def build_beginning(resolved: ResolvedSettings, *, trained: bool, fresh: tuple[str, ...] = ()) -> Model:
+def prepare_beginning(
+    folder: Path | None,
+    resolved: ResolvedSettings,
+    tokenizer: Tokenizer | None,
+    account: Account,
+    fresh: tuple[str, ...] = (),
+) -> None:
+    """Enters in the account what LoRA and word vectors do to the first weights, and stores these where they are needed.
+
+    Args:
+        folder: of the run; None: only the account is wanted.
+        resolved: its settings.
+        tokenizer: its vocabularies; None for numbers.
+        account: of the choices.
+        fresh: as `build_beginning` has it.
+
+    Raises:
+        TransduceError: a file of vectors is not what it should be, or the model has nothing to adapt.
+    """
+    if resolved.word_vectors is not None and tokenizer is None:
+        raise TransduceError(
+            f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
+        )
+    account_for_adaptation(resolved, account, fresh)
+    if not needs_stored(resolved) or (folder is None and resolved.word_vectors is None):
+        return
+    torch.manual_seed(resolved.training.seed)
+    model, vectors = _build(resolved, fresh), {}
+    if resolved.word_vectors is not None and tokenizer is not None:
+        vectors = fill_with_vectors(model, resolved, tokenizer, account)
+    if folder is not None:
+        store_beginning(folder, model, vectors)
+
+
+def build_beginning(
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: tuple[str, ...] = ()
+) -> AnyModel:
     """The model as it is before the first step.
 
     Args:
         resolved: the run's settings.
-        trained: whether a checkpoint will replace its weights, so that they need not be read.
+        folder: of the run, which holds the weights where `prepare_beginning` stored them.
+        trained: whether a checkpoint will replace all weights, so that they need not be read.
         fresh: what the names of parameters begin with that the folder's model may lack; it may then have others too.
 
     Raises:
         TransduceError: the folder to begin with cannot be read, or its model has changed since.
     """
+    if needs_stored(resolved):
+        model = build_model(resolved.model)
+        model.load_state_dict(load_beginning(folder)[0])
+        return model
+    if trained or resolved.start_from is None:
+        return build_any_model(resolved.model)
+    return _build(resolved, fresh)
+
+
+def _build(resolved: ResolvedSettings, fresh: tuple[str, ...]) -> Model:
     model = build_model(resolved.model)
-    if resolved.start_from is None or trained:
+    if resolved.start_from is None:
         return model
     found = read_any_model_folder(Path(resolved.start_from)).model.state_dict()
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}

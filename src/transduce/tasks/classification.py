@@ -16,11 +16,11 @@ from transduce.data.batches import Batch
 from transduce.data.labelled import LabelledBatch, LabelledPlan, LabelledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.model.build import Model
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.runtime.task_card import TASK_CARD, TaskCard
-from transduce.tasks.card import front_matter
+from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.encoders import (
     BERT,
@@ -31,11 +31,13 @@ from transduce.tasks.encoders import (
     linear_schedule,
     read_store,
 )
-from transduce.tasks.kind import Outcome, Place, Share, TaskKind, model_dtype, pairs_of_files
+from transduce.tasks.kind import Outcome, Place, Share, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.tasks.text_kind import TextKind
 from transduce.text.marks import MARKS, marks_of
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
@@ -59,7 +61,7 @@ class ClassificationTask:
         """Cross-entropy of the classes, summed over the texts."""
         assert isinstance(batch, LabelledBatch)
         logits = self.logits(batch)
-        labels = torch.from_numpy(batch.target).to(logits.device)[:, 0]  # (B,)
+        labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
         own = logits[: len(labels)]
         likelihood = F.cross_entropy(own, labels, reduction="sum")
         smoothed = F.cross_entropy(own, labels, reduction="sum", label_smoothing=self.label_smoothing)
@@ -68,7 +70,7 @@ class ClassificationTask:
 
     def logits(self, batch: Batch) -> Tensor:
         """Of the classes, (B, C), float32."""
-        ids = torch.from_numpy(batch.source).to(self.model.source_weight.device, non_blocking=True)
+        ids = to_device(batch.source, self.model.source_weight.device)
         states, _ = self.model.encode(ids)
         return self.model.classify(states).float()
 
@@ -103,7 +105,7 @@ class LabelledDevSet:
         )
 
 
-class Classification(TaskKind):
+class Classification(TextKind):
     """Texts and labels."""
 
     name = "classification"
@@ -157,15 +159,17 @@ class Classification(TaskKind):
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
     ) -> Choice[float]:
-        """BERT's 5e-5 at its width for a pretrained model; several times as much for one that is not."""
-        factor = 0.25 if settings.start_from is None else 0.05
+        """BERT's 5e-5 at its width for a pretrained model; several times as much for one that is not, and ten times for
+        updates of LoRA.
+        """
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def choose_best_by(self, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Accuracy, which goes on rising after the loss has turned."""
         return Choice(ACCURACY, "of the dev texts")
 
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Of the classes."""
         return ClassificationTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
 
@@ -226,7 +230,8 @@ class Classification(TaskKind):
             f"{front_matter(corpus.languages, 'text-classification')}\n# A classifier\n\n"
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce classify THIS_FOLDER < texts.txt\n\n{score}All settings stand in `settings.toml`.\n"
+            f"    transduce classify THIS_FOLDER < texts.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
+            f"{score}All settings stand in `settings.toml`.\n"
         )
 
 

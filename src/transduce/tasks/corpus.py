@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from transduce.data.batches import Batch
 from transduce.data.card import CARD_NAME
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus, prepare
@@ -14,7 +16,7 @@ from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.runtime.machine import usable_cores
 from transduce.tasks.preparation_bar import PreparationBar
-from transduce.tasks.prepared_folder import CORPUS_FOLDER, open_prepared_folder, settings_of
+from transduce.tasks.prepared_folder import CORPUS_FOLDER, check_marks, check_task, open_prepared_folder, settings_of
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import read_lines
@@ -46,6 +48,33 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces of the vocabulary that no text holds."""
 
 
+class RunCorpus(Protocol):
+    """What a run itself needs of what it learns from, text or numbers; the rest is between a kind and its corpus."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Cuts text; None for numbers."""
+
+    @property
+    def tokenizer_settings(self) -> TokenizerSettings | None:
+        """How it cuts."""
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Of source and target, where they are known."""
+
+    @property
+    def pairs(self) -> int:
+        """Examples."""
+
+    @property
+    def target_tokens(self) -> int:
+        """What is to be told in an epoch: pieces, or numbers."""
+
+    def describe(self, batch: Any) -> dict[str, Any]:
+        """A batch as JSON that a person can read."""
+
+
 class TaskCorpus(msgspec.Struct, frozen=True):
     """What a run needs of its text."""
 
@@ -67,6 +96,16 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     def target_tokens(self) -> int:
         """Target pieces of an epoch, end symbols included."""
         return self.prepared.target_tokens
+
+    def describe(self, batch: Batch) -> dict[str, Any]:
+        """Numbers of the pairs in the prepared corpus, from 0, and their text and ids."""
+        sides = {"source": (self.tokenizer.source, batch.source), "target": (self.tokenizer.target, batch.target)}
+        rows = {
+            name: [[id for id in row if id != vocabulary.pad_id] for row in ids.tolist()]
+            for name, (vocabulary, ids) in sides.items()
+        }
+        texts = {name: [sides[name][0].decode(row) for row in found] for name, found in rows.items()}
+        return {"pairs": batch.indices.tolist(), **texts, "source_ids": rows["source"], "target_ids": rows["target"]}
 
 
 def prepare_corpus(
@@ -127,24 +166,30 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
 
 
-def use_prepared(settings: Settings, prepared: Path, folder: Path, display: ProgressDisplay) -> TaskCorpus:
+def use_prepared(
+    settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
+) -> TaskCorpus:
     """What `transduce prepare` made, in place of `prepare_corpus`: nothing is copied but the tokenizer.
 
     Args:
         settings: as the user gave them; what they say of files, filters and vocabulary must be what was prepared.
-        prepared: the folder that was prepared.
+        read: what the task makes of settings that name all files; its second argument is the run's folder.
         folder: of the run.
         display: is told what was left out.
 
     Raises:
         TransduceError: the folder was not prepared, is damaged, or was prepared otherwise than the settings say.
     """
+    prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
-    data = settings.data
+    check_task(prepared, card, settings.task.kind)
+    data, known = settings.data, _with_files(settings, card.files)
+    text = read(known, folder)
+    check_marks(prepared, tokenizer, text.marks)
     for name, said, found in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
-        ("data.filters", None if data.filters == FilterSettings() else data.filters, card.filters),
+        ("data.filters", None if data.filters == FilterSettings() else text.filters, card.filters),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
         if said and said != found:
@@ -156,35 +201,24 @@ def use_prepared(settings: Settings, prepared: Path, folder: Path, display: Prog
     write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
     for line in corpus.filters.lines():
         display.say(line)
-    known = _data_of(data, card.files)
-    return _task_corpus(folder, known, _text_of(known), tokenizer, settings_of(tokenizer), corpus)
+    return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
 
 
-def reopen_prepared(settings: Settings, prepared: Path, folder: Path) -> TaskCorpus:
+def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
     """The same for a run that goes on, in place of `open_corpus`.
 
     Raises:
         TransduceError: the corpus is not the one that the run began with.
     """
+    prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
     if (folder / _CARD_COPY).read_bytes() != (corpus.folder / CARD_NAME).read_bytes():
         raise TransduceError(
             f"{prepared} was prepared anew since the run in {folder} began, which cannot go on with another corpus: "
             "start another run with another --out."
         )
-    known = _data_of(settings.data, card.files)
-    return _task_corpus(folder, known, _text_of(known), tokenizer, settings_of(tokenizer), corpus)
-
-
-def training_files(data: DataSettings) -> CorpusFiles:
-    """Where the training pairs are.
-
-    Raises:
-        TransduceError: nothing is said of it.
-    """
-    if not data.source:
-        raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
-    return _files(data.source, data.target, data)
+    known = _with_files(settings, card.files)
+    return _task_corpus(folder, known.data, read(known, folder), tokenizer, settings_of(tokenizer), corpus)
 
 
 def measure(files: CorpusFiles) -> CorpusSize:
@@ -268,25 +302,14 @@ def _task_corpus(
     )
 
 
-def _text_of(data: DataSettings) -> TaskText:
-    """The text of a corpus that was prepared ahead, and so held out what it holds out."""
-    dev = _files(data.dev_source, data.dev_target, data) if data.dev_source else None
-    return TaskText(
-        files=training_files(data),
-        dev=dev,
-        filters=data.filters,
-        hold_out=None if dev is not None else HoldOutSettings(),
-    )
-
-
-def _files(source: tuple[str, ...], target: tuple[str, ...], data: DataSettings) -> CorpusFiles:
-    return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
-
-
-def _data_of(data: DataSettings, files: CorpusFiles) -> DataSettings:
+def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     """The settings of a run, with the files that were prepared for it: their names tell the languages."""
-    languages = data.languages or files.languages
-    return msgspec.structs.replace(data, source=files.source, target=files.target, languages=languages)
+    data = settings.data
+    target = () if files.source == files.target else files.target
+    known = msgspec.structs.replace(
+        data, source=files.source, target=target, languages=data.languages or files.languages
+    )
+    return msgspec.structs.replace(settings, data=known)
 
 
 def _languages(data: DataSettings) -> tuple[str | None, str | None]:

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
-from transduce.model.build import Model
+from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.card import front_matter
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kind import Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.kind import Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.noise import add_noise, marks_of
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, NoiseSettings, TaskSettings
+from transduce.tasks.text_kind import TextKind
 from transduce.tasks.translation import DevSet, TranslationTask, dev_batches
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
@@ -76,10 +77,11 @@ class NoisePlan:
         return self._spoiler.spoil(self._plan.batch(epoch, position), epoch)
 
 
-class Denoising(TaskKind):
+class Denoising(TextKind):
     """Text alone, to be mended."""
 
     name = "denoising"
+    may_be_prepared = True
     model_kinds = ("transformer", "recurrent")
     own_settings = ("noise",)
 
@@ -93,7 +95,7 @@ class Denoising(TaskKind):
         """What stands for pieces that were taken away."""
         return marks_of(_noise(task))
 
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """That of translating the spoilt text."""
         assert isinstance(model, Transformer | Recurrent)
         return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss

@@ -4,7 +4,7 @@ import numpy as np
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.data.sentence_pairs import SentenceStore
-from transduce.model.build import Model, build_model
+from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.training.choices import Choice, Preset
@@ -39,7 +39,7 @@ def encoder_sizes(preset: Preset) -> dict[str, object]:
     }
 
 
-def encoder_of(model: Model) -> Encoder:
+def encoder_of(model: AnyModel) -> Encoder:
     """The model, which the task's settings made an encoder."""
     assert isinstance(model, Encoder)
     return model

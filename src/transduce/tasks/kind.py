@@ -7,36 +7,39 @@ it works on is handed to it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.largest import largest_batches
 from transduce.errors import TransduceError
-from transduce.model.build import Model
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.corpus import RunCorpus, TaskText
+from transduce.tasks.earlier_training import goes_on_learning
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.text.corpus import CorpusFiles
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
     Choice,
+    CorpusSize,
     Preset,
     choose_batch_tokens,
     choose_best_by,
+    choose_fine_tuning_rate,
     choose_learning_rate,
     choose_preset,
     choose_schedule,
     choose_steps,
 )
-from transduce.training.events import ValidationEvent
+from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy
+from transduce.training.settings import BestBy, Precision
 
 DEV_BATCH_TOKENS = 4_096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,7 +54,7 @@ class Plan(Protocol):
     def __len__(self) -> int:
         """Batches of an epoch."""
 
-    def batch(self, epoch: int, position: int) -> Batch:
+    def batch(self, epoch: int, position: int) -> Any:
         """One of them."""
 
 
@@ -70,6 +73,20 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
 
 
+class Preparation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a corpus is made with, when a run begins."""
+
+    settings: Settings
+    folder: Path
+    """Of the run."""
+    display: ProgressDisplay
+    """Is told what is read and left out."""
+    choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
+    """Settles the vocabulary when the corpus' size is known."""
+    tokenizer: Tokenizer | None
+    """One that is there already, in place of learning one."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a finished run beside its weights."""
 
@@ -81,8 +98,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the model folder by name; README.md is its card."""
 
 
-class TaskKind(ABC):
-    """A kind of task. What most have in common is done here; the rest is abstract."""
+C = TypeVar("C", bound=RunCorpus)
+
+
+class TaskKind(ABC, Generic[C]):
+    """A kind of task that learns from a corpus of a type. What most have in common is done here; the rest is abstract.
+
+    Those that learn from text derive from `text_kind.py:TextKind`.
+    """
 
     name: ClassVar[str]
     model_kinds: ClassVar[tuple[str, ...]]
@@ -112,22 +135,8 @@ class TaskKind(ABC):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
-        if settings.data.prepared is not None:
-            self._check_prepared(settings)
-        if settings.model.norm == "batch":
-            raise TransduceError(
-                "`model.norm` is batch, whose running statistics are no weights: a run's checkpoints and model folder "
-                "do not hold them, so use layer or rms."
-            )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
-
-    def _check_prepared(self, settings: Settings) -> None:
-        if self.name != "translation" or settings.start_from is not None:
-            what = "`start_from`" if settings.start_from is not None else f"`task.kind` = {self.name}"
-            raise TransduceError(
-                f"`data.prepared` holds pairs with a vocabulary of their own, which {what} cannot use: give --source."
-            )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuses a kind of model that cannot do this.
@@ -141,30 +150,23 @@ class TaskKind(ABC):
                 "of them."
             )
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:  # noqa: ARG002
-        """Where the text is once it stands line by line. What does not, a kind writes into the run's folder.
-
-        Args:
-            settings: of the run.
-            folder: of the run.
-            anew: whether the run begins; one that goes on finds what it wrote.
-
-        Raises:
-            TransduceError: a file is missing, or not what the task reads.
-        """
-        return settings.data
+    # --- the corpus ---
 
     @abstractmethod
-    def text(self, data: DataSettings) -> TaskText:
-        """What is read, and what of it is left out or held out.
+    def prepare(self, asked: Preparation) -> C:
+        """Makes the corpus of a run that begins.
 
         Raises:
-            TransduceError: a file is missing that the task needs, or there that it does not.
+            TransduceError: files are missing, or not what the task reads.
         """
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Pieces that no text holds, for the task's own use."""
-        return ()
+    @abstractmethod
+    def reopen(self, settings: Settings, folder: Path) -> C:
+        """What `prepare` made in a run's folder; its settings leave nothing open.
+
+        Raises:
+            TransduceError: it is damaged, or no longer what the run began with.
+        """
 
     # --- choices ---
 
@@ -194,58 +196,62 @@ class TaskKind(ABC):
 
     def choose_learning_rate(
         self,
-        settings: Settings,  # noqa: ARG002
+        settings: Settings,
         d_model: int,
         schedule: ScheduleName,
         warmup_steps: int,
     ) -> Choice[float]:
-        """The highest learning rate."""
+        """The highest learning rate; less for a model that is to learn more of what it knows."""
+        if goes_on_learning(settings, self.name):
+            return choose_fine_tuning_rate(d_model)
         return choose_learning_rate(d_model, schedule, warmup_steps)
 
     def choose_best_by(self, translated: int) -> Choice[BestBy]:
         """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""
         return choose_best_by(translated)
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus) -> ModelConfig:  # noqa: ARG002
+    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:
+        """What the model computes in; `usual` is what the machine does fastest."""
+        return usual
+
+    def adapt_model(self, config: ModelConfig, corpus: C) -> ModelConfig:  # noqa: ARG002
         """The model, once the corpus has told what it must be able to tell apart."""
         return config
 
     # --- training ---
 
     @abstractmethod
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Any], Loss]:
         """The loss of a batch under a model."""
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
+    @abstractmethod
+    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
         """The training batches of one of several processes."""
-        return BatchPlan(
-            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
-        )
-
-    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """The batches that need most memory, to be tried before the first step."""
-        return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
 
     @abstractmethod
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> Validation:
+    def largest(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
+        """The batches that need most memory, to be tried before the first step."""
+
+    @abstractmethod
+    def validation(self, corpus: C, resolved: ResolvedSettings, place: Place) -> Validation:
         """The dev set."""
 
-    def describe_size(self, corpus: TaskCorpus) -> str:
+    def describe_size(self, corpus: C) -> str:
         """How much is trained on, in words."""
         return f"{corpus.pairs:,} pairs"
 
     # --- the model folder ---
 
-    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+    def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Text files that the folder needs to be used, by name, beside those that all folders have."""
         return {}
 
     @abstractmethod
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None) -> str:
         """README.md of the folder while training goes on."""
 
     @abstractmethod
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: C, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
         """The last words, and files to keep, once the best model is in its folder.
 
         Args:

@@ -1,14 +1,17 @@
 """The kinds of task by name: the one list of them."""
 
+from typing import Any
+
 from transduce.tasks.classification import Classification
 from transduce.tasks.denoising import Denoising
 from transduce.tasks.kind import TaskKind
 from transduce.tasks.language_model import LanguageModel
 from transduce.tasks.masked_language_model import MaskedLanguageModel
 from transduce.tasks.parsing import Parsing
+from transduce.tasks.time_series import TimeSeries
 from transduce.tasks.translation import Translation
 
-KINDS: dict[str, TaskKind] = {
+KINDS: dict[str, TaskKind[Any]] = {
     kind.name: kind
     for kind in (
         Translation(),
@@ -17,10 +20,11 @@ KINDS: dict[str, TaskKind] = {
         MaskedLanguageModel(),
         Classification(),
         Parsing(),
+        TimeSeries(),
     )
 }
 
 
-def kind_of(name: str) -> TaskKind:
+def kind_of(name: str) -> TaskKind[Any]:
     """The kind that `task.kind` names."""
     return KINDS[name]

@@ -14,17 +14,19 @@ from torch import Tensor
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.model.build import Model, build_decoder
+from transduce.model.build import AnyModel, build_decoder
 from transduce.model.decoder import Decoder
 from transduce.runtime.generator import load_generator, spell
-from transduce.tasks.card import front_matter
+from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, TaskSettings
+from transduce.tasks.text_kind import TextKind
 from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
+from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -46,8 +48,8 @@ class LanguageModelTask:
     def loss(self, batch: Batch) -> Loss:
         """Cross-entropy of every next piece, summed; (B, T) inputs and as many labels."""
         device = self.model.source_weight.device
-        inputs = torch.from_numpy(batch.source).to(device, non_blocking=True)
-        labels = torch.from_numpy(batch.target).to(device, non_blocking=True)
+        inputs = to_device(batch.source, device)
+        labels = to_device(batch.target, device)
         factors = self.model.logit_factors(self.model.hidden(inputs))
         return projected_cross_entropy(
             *factors, labels, pad_id=self.model.config.pad_id, label_smoothing=self.label_smoothing
@@ -82,10 +84,11 @@ class LanguageModelDevSet:
         )
 
 
-class LanguageModel(TaskKind):
+class LanguageModel(TextKind):
     """Text alone, to be continued."""
 
     name = "language-model"
+    may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     own_settings = ("context",)
@@ -134,7 +137,7 @@ class LanguageModel(TaskKind):
         """Pieces of a window."""
         return USUAL_CONTEXT if task.context is None else task.context
 
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Of every next piece.
 
         Raises:
@@ -224,5 +227,6 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     scores = f"{score}.\n\n" if score else ""
     return (
         f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
-        f'    transduce generate THIS_FOLDER "the beginning"\n\n{scores}All settings stand in `settings.toml`.\n'
+        f'    transduce generate THIS_FOLDER "the beginning"\n\n{opened_by(model, corpus.tokenizer)}\n\n'
+        f"{scores}All settings stand in `settings.toml`.\n"
     )

@@ -19,12 +19,12 @@ from transduce.data.batches import Batch
 from transduce.data.masking import MaskingSettings
 from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.durable import write_file
-from transduce.model.build import Model
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.runtime.filler import load_filler
 from transduce.runtime.task_card import TASK_CARD, TaskCard
-from transduce.tasks.card import front_matter
+from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.encoders import (
     BERT,
@@ -35,12 +35,14 @@ from transduce.tasks.encoders import (
     linear_schedule,
     read_store,
 )
-from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, TaskKind, model_dtype, text_alone
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.tasks.text_kind import TextKind
 from transduce.text.filters import FilterSettings
 from transduce.text.marks import MARKS, marks_of, ordinary_pieces
 from transduce.text.sentences import read_documents
+from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -79,7 +81,7 @@ class MaskedLanguageTask:
         )
         if self.model.classifier is None:
             return pieces
-        follows = torch.from_numpy(batch.follows).to(states.device)
+        follows = to_device(batch.follows, states.device)
         logits = self.model.classify(states).float()  # (B, 2)
         # A process without rows of its own has one that counts nothing, but takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
@@ -88,10 +90,7 @@ class MaskedLanguageTask:
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
         """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
         device, config = self.model.source_weight.device, self.model.config
-        ids, labels, types = (
-            torch.from_numpy(array).to(device, non_blocking=True)
-            for array in (batch.source, batch.target, batch.token_types)
-        )
+        ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
         states, _ = self.model.encode(ids, token_types=types if config.token_types else None)
         return states, labels
 
@@ -138,10 +137,11 @@ class MaskedDevSet:
         return nats, len(wanted), found, len(told), int(told.sum())
 
 
-class MaskedLanguageModel(TaskKind):
+class MaskedLanguageModel(TextKind):
     """Running text, of which pieces are hidden."""
 
     name = "masked-language-model"
+    may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     own_settings = ("context", "masking", "next_sentence")
@@ -155,9 +155,10 @@ class MaskedLanguageModel(TaskKind):
         text_alone(settings.data, "masked language model")
         data = settings.data
         dev = write_sentences(data.dev_source, folder / _DEV_SENTENCES, anew=anew) if data.dev_source else None
+        prepared = data.prepared is not None
         return msgspec.structs.replace(
             data,
-            source=(write_sentences(data.source, folder / _SENTENCES, anew=anew),),
+            source=data.source if prepared else (write_sentences(data.source, folder / _SENTENCES, anew=anew),),
             dev_source=() if dev is None else (dev,),
             format="lines",
         )
@@ -200,7 +201,7 @@ class MaskedLanguageModel(TaskKind):
         """Half of what pre-norm models take."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Of the hidden pieces, and of whether stretches follow."""
         return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
 
@@ -260,7 +261,8 @@ class MaskedLanguageModel(TaskKind):
             f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n{score}'
+            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
+            f"{opened_by(model, corpus.tokenizer)}\n\n{score}"
             "All settings stand in `settings.toml`.\n"
         )
 

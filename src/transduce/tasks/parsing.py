@@ -18,7 +18,7 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
-from transduce.tasks.card import front_matter
+from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import Outcome, Place, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
@@ -69,6 +69,7 @@ class Parsing(Translation):
     """A treebank."""
 
     name = "parsing"
+    may_be_prepared = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     own_settings = ("tags", "merges")
@@ -167,7 +168,8 @@ class Parsing(Translation):
             f"{front_matter(corpus.languages, 'token-classification')}\n# A constituency parser\n\n"
             f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
             f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{scores}All settings stand in `settings.toml`.\n"
+            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
+            f"{scores}All settings stand in `settings.toml`.\n"
         )
 
 

@@ -2,15 +2,14 @@
 
 import dataclasses
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
-from transduce.data.batches import Batch
 from transduce.runtime.machine import Machine
-from transduce.text.tokenizer import Tokenizer
 from transduce.training.precautions import Precautions
 from transduce.training.processes import Processes
 from transduce.training.surroundings import Surroundings
@@ -39,7 +38,7 @@ def share_of_machine(machine: Machine, processes: Processes, *, threads_said: bo
 
 
 def take_precautions(
-    machine: Machine, largest: Sequence[Batch], tokenizer: Tokenizer, processes: int = 1
+    machine: Machine, largest: Sequence[Any], describe: Callable[[Any], dict[str, Any]], processes: int = 1
 ) -> Precautions:
     """The largest batches, a readable form of each batch, and the machine's part in the bits.
 
@@ -47,22 +46,13 @@ def take_precautions(
     """
     return Precautions(
         largest=[_share(batch, processes) for batch in largest],
-        describe=lambda batch: describe_batch(batch, tokenizer),
+        describe=describe,
         surroundings=surroundings_of(machine),
     )
 
 
-def _share(batch: Batch, processes: int) -> Batch:
-    indices, source, target = batch.indices[::processes], batch.source[::processes], batch.target[::processes]
-    return dataclasses.replace(batch, source=source, target=target, indices=indices) if processes > 1 else batch
-
-
-def describe_batch(batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Numbers of the pairs in the prepared corpus, from 0, and their text and ids."""
-    sides = {"source": (tokenizer.source, batch.source), "target": (tokenizer.target, batch.target)}
-    rows = {
-        name: [[id for id in row if id != vocabulary.pad_id] for row in ids.tolist()]
-        for name, (vocabulary, ids) in sides.items()
-    }
-    texts = {name: [sides[name][0].decode(row) for row in found] for name, found in rows.items()}
-    return {"pairs": batch.indices.tolist(), **texts, "source_ids": rows["source"], "target_ids": rows["target"]}
+def _share(batch: Any, processes: int) -> Any:
+    """The first process' rows of a batch, whose arrays all have a row for each example."""
+    arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
+    own = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return dataclasses.replace(batch, **own) if processes > 1 else batch

@@ -1,5 +1,6 @@
 """The folder that `transduce prepare` writes: a tokenizer, the corpus cut by it, and what both were made of."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,11 +27,12 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     format_version: int = _FORMAT_VERSION
     files: CorpusFiles
     filters: FilterSettings
+    task: str = "translation"
+    """The kind of task it was prepared for; all that learn from pairs alone read the same."""
 
 
-def write_prepared_card(folder: Path, files: CorpusFiles, filters: FilterSettings) -> None:
+def write_prepared_card(folder: Path, card: PreparedCard) -> None:
     """Write prepared.json."""
-    card = PreparedCard(files=files, filters=filters)
     write_file(folder / PREPARED_NAME, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
 
 
@@ -43,6 +45,33 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
     card = _read_card(folder)
     tokenizer = load_tokenizer(folder)
     return card, tokenizer, PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
+
+
+def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
+    """Refuses a corpus that was prepared for another kind of task.
+
+    Raises:
+        TransduceError: it was.
+    """
+    if card.task != kind:
+        raise TransduceError(
+            f"{folder} was prepared for `task.kind` = {card.task}, and cannot be read as {kind} needs it: prepare it "
+            f"again with --task {kind}."
+        )
+
+
+def check_marks(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
+    """Refuses a corpus whose vocabulary lacks pieces that the task makes use of.
+
+    Raises:
+        TransduceError: it does.
+    """
+    lacking = [mark for mark in marks if mark not in settings_of(tokenizer).user_symbols]
+    if lacking:
+        raise TransduceError(
+            f"The vocabulary in {folder} lacks the piece {lacking[0]}, which the settings of the task need: prepare it "
+            "again with them."
+        )
 
 
 def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:

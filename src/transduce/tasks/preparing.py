@@ -1,25 +1,34 @@
 """`transduce prepare`: a corpus ahead of training, in one go or in shards on several machines."""
 
 import re
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.data.holdout import HoldOutSettings
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
 from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
 from transduce.data.processes import write_parts
 from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
-from transduce.tasks.corpus import choose_workers, learn_tokenizer, measure, training_files
+from transduce.tasks.corpus import TaskText, choose_workers, learn_tokenizer, measure
+from transduce.tasks.kinds import KINDS, kind_of
 from transduce.tasks.preparation_bar import PreparationBar
-from transduce.tasks.prepared_folder import CORPUS_FOLDER, PREPARED_NAME, write_prepared_card
+from transduce.tasks.prepared_folder import (
+    CORPUS_FOLDER,
+    PREPARED_NAME,
+    PreparedCard,
+    check_marks,
+    write_prepared_card,
+)
 from transduce.tasks.resolve import Account, resolve_tokenizer
 from transduce.tasks.settings import Settings, make_settings
+from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import CorpusFiles
 from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
@@ -35,7 +44,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
     settings: Mapping[str, Any]
-    """Nested, by the names of a settings file; of its tables `data` and `tokenizer` count."""
+    """Nested, by the names of a settings file; of its tables `task`, `data` and `tokenizer` count."""
     out: Path
     tokenizer: Path | None = None
     """A folder with a tokenizer; where there is none, one is learnt."""
@@ -104,11 +113,9 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
         TransduceError: settings or files are not what they should be.
     """
     started_at = time.monotonic()
-    settings = make_settings(request.settings)
-    files = training_files(settings.data)
-    size = measure(files)
-    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial:
-        tokenizer = _learn(files, size, settings, partial, ProgressDisplay())
+    wanted = _understand(request)
+    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _written_out(wanted, partial) as text:
+        tokenizer = _learn(text, measure(text.files), wanted.settings, partial, ProgressDisplay())
     return TokenizerReport(
         folder=str(request.out),
         vocabulary_size=tokenizer.source.size,
@@ -123,25 +130,25 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
         TransduceError: settings or files are not what they should be, or no pair is left.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
-    settings, files, hold_out = _understand(request)
-    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
-        size = measure(files)
+    wanted = _understand(request)
+    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _written_out(wanted, partial) as text:
+        size = measure(text.files)
         if request.tokenizer is None:
-            tokenizer = _learn(files, size, settings, partial, display)
+            tokenizer = _learn(text, size, wanted.settings, partial, display)
         else:
-            tokenizer = _given_tokenizer(request.tokenizer, settings)
+            tokenizer = _given_tokenizer(request.tokenizer, wanted.settings, text.marks)
             tokenizer.save(partial)
         with PreparationBar(display.console, size.pairs) as bar:
             corpus = prepare(
-                files,
+                text.files,
                 tokenizer,
-                settings.data.filters,
+                text.filters,
                 partial / CORPUS_FOLDER,
-                hold_out=hold_out,
+                hold_out=text.hold_out,
                 workers=request.workers or choose_workers(size.pairs),
                 report_progress=bar,
             )
-        write_prepared_card(partial, files, settings.data.filters)
+        write_prepared_card(partial, PreparedCard(files=wanted.files, filters=text.filters, task=wanted.kind.name))
         return _report(request.out, tokenizer, corpus, started_at, display)
 
 
@@ -152,19 +159,29 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
         TransduceError: there is no tokenizer, or what `prepare_corpus_folder` raises.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
-    settings, files, hold_out = _understand(request)
+    wanted = _understand(request)
     if request.tokenizer is None:
         raise TransduceError(
             "All shards of a corpus need one tokenizer: make it with `transduce prepare --tokenizer-only`, and name "
             "its folder with --tokenizer."
         )
-    tokenizer = _given_tokenizer(request.tokenizer, settings)
-    wanted = PartRequest(files=files, filters=settings.data.filters, hold_out=hold_out, shard=request.shard)
-    with new_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial:
+    with (
+        new_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial,
+        _written_out(wanted, partial) as text,
+    ):
+        tokenizer = _given_tokenizer(request.tokenizer, wanted.settings, text.marks)
+        part = PartRequest(
+            files=wanted.files,
+            written_out=None if text.files == wanted.files else text.files,
+            task=wanted.kind.name,
+            filters=text.filters,
+            hold_out=text.hold_out,
+            shard=request.shard,
+        )
         tokenizer.save(partial)
         with PreparationBar(display.console, None) as bar:
             folders = write_parts(
-                wanted, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
+                part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
         pairs = sum(Part(folder).kept for folder in folders)
     number, count = request.shard
@@ -198,7 +215,8 @@ def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
         (partial / CORPUS_FOLDER).mkdir()
         with PreparationBar(display.console, sum(part.kept for part in parts)) as bar:
             write_corpus(parts, tokenizer, partial / CORPUS_FOLDER, bar)
-        write_prepared_card(partial, request.files, request.filters)
+        card = PreparedCard(files=request.files, filters=request.filters, task=request.task)
+        write_prepared_card(partial, card)
         corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
         return _report(out, tokenizer, corpus, started_at, display)
 
@@ -215,30 +233,62 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _understand(request: PrepareRequest) -> tuple[Settings, CorpusFiles, HoldOutSettings | None]:
-    """Settings, files, and what is held out: nothing beside a dev set."""
+class _Wanted(NamedTuple):
+    """A request, understood."""
+
+    settings: Settings
+    kind: TextKind
+    files: CorpusFiles
+    """As they were named."""
+    holds_out: bool
+
+
+def _understand(request: PrepareRequest) -> _Wanted:
+    """What is to be prepared; beside a dev set, which need not be there yet, nothing is held out."""
     if request.workers is not None and request.workers < 1:
         raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
     settings = make_settings(request.settings)
-    hold_out = HoldOutSettings() if request.hold_out and not settings.data.dev_source else None
-    return settings, training_files(settings.data), hold_out
+    kind = kind_of(settings.task.kind)
+    if not isinstance(kind, TextKind) or not kind.may_be_prepared:
+        ready = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
+        raise TransduceError(
+            f"`task.kind` is {settings.task.kind}, whose corpus is made when training begins: prepare one for "
+            f"{', '.join(ready)}, or train without."
+        )
+    data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
+    settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)
+    kind.check(settings)
+    return _Wanted(settings, kind, kind.text(data).files, request.hold_out and not has_dev)
 
 
-def _learn(
-    files: CorpusFiles, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay
-) -> Tokenizer:
+@contextmanager
+def _written_out(wanted: _Wanted, partial: Path) -> Iterator[TaskText]:
+    """The text line by line, for as long as it is read."""
+    with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
+        text = wanted.kind.read_text(wanted.settings, Path(folder), anew=True)
+        yield text if wanted.holds_out else msgspec.structs.replace(text, hold_out=None)
+
+
+def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay) -> Tokenizer:
     account = Account()
     tokenizer, _ = learn_tokenizer(
-        files, size, settings, lambda size: resolve_tokenizer(settings, size, account), folder, display
+        text.files,
+        size,
+        settings,
+        lambda size: resolve_tokenizer(settings, size, account),
+        folder,
+        display,
+        marks=text.marks,
     )
     for line in account.lines:
         display.say(f"  {line.name}  {line.value}  {line.reason}")
     return tokenizer
 
 
-def _given_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
-    """A tokenizer that was named, which must be what the settings say of it."""
+def _given_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
+    """A tokenizer that was named, which must be what the settings say of it, and have the task's marks."""
     tokenizer = load_tokenizer(folder)
+    check_marks(folder, tokenizer, marks)
     said = settings.tokenizer.vocabulary_size
     if said is not None and said != tokenizer.source.size:
         raise TransduceError(

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.interop.word_vectors import vector_width
 from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
 from transduce.tasks.kinds import kind_of
@@ -17,11 +18,13 @@ from transduce.training.choices import (
     Choice,
     CorpusSize,
     choose_average_decay,
+    choose_compile,
     choose_label_smoothing,
     choose_patience,
     choose_vocabulary_size,
     choose_warmup_steps,
 )
+from transduce.training.lora import usual_alpha
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 _MAY_CHANGE = ("dropout", "attention_dropout", "activation_dropout")
@@ -73,36 +76,58 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
     )
 
 
-def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer, account: Account) -> ModelConfig:
-    """The model, from the task, the preset and what the user said.
+def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer | None, account: Account) -> ModelConfig:
+    """The model, from the task, the preset and what the user said; without a tokenizer it is one of numbers.
 
     Raises:
         TransduceError: the task takes no model of this kind, or the settings contradict each other.
     """
-    kind, joint = kind_of(settings.task.kind), tokenizer.joint
+    kind = kind_of(settings.task.kind)
     kind.check(settings)
     said = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     usual = kind.model_settings(settings.task)
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
     chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
-    sizes = msgspec.structs.replace(PRESETS[preset], **{name: said[name] for name in ("d_model",) if name in said})
-    for name, value in kind.sizes(sizes, model_kind).items():
-        chosen[name] = Choice(value, f"preset {preset}")
-    values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
-    return ModelConfig(
-        **{
-            "source_vocabulary_size": tokenizer.source.size,
-            "target_vocabulary_size": tokenizer.target.size,
-            "tie_source_target": joint,
-            "pad_id": tokenizer.target.pad_id,
-            "eos_id": tokenizer.target.eos_id,
-            "start_id": tokenizer.target.pad_id
-            if model_kind in ("transformer", "recurrent")
-            else tokenizer.target.eos_id,
-        }
-        | said
-        | values
+    fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
+    sizes = msgspec.structs.replace(
+        PRESETS[preset],
+        **{name: choice.value for name, choice in fitting.items()},
+        **{name: said[name] for name in ("d_model",) if name in said},
     )
+    for name, value in kind.sizes(sizes, model_kind).items():
+        chosen[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
+    values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
+    return ModelConfig(**_vocabularies(tokenizer, model_kind) | said | values)
+
+
+def _vocabularies(tokenizer: Tokenizer | None, model_kind: str) -> dict[str, Any]:
+    """What a model is told of its pieces."""
+    if tokenizer is None:
+        # How many series there are, `TaskKind.adapt_model` says.
+        return {"source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 1}
+    target = tokenizer.target
+    return {
+        "source_vocabulary_size": tokenizer.source.size,
+        "target_vocabulary_size": target.size,
+        "tie_source_target": tokenizer.joint,
+        "pad_id": target.pad_id,
+        "eos_id": target.eos_id,
+        "start_id": target.pad_id if model_kind in ("transformer", "recurrent") else target.eos_id,
+    }
+
+
+def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
+    """What word vectors decide of the model's sizes, where these are not said."""
+    said = settings.word_vectors
+    if said is None or settings.model.d_model is not None:
+        return {}
+    path = said.source or str(said.target)
+    width = vector_width(path)
+    heads = max(number for number in range(1, num_heads + 1) if width % number == 0)
+    return {
+        "d_model": Choice(width, f"as the vectors in {path}"),
+        "num_heads": Choice(heads, f"divides {width}, the vectors' width"),
+    }
 
 
 def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Account) -> ModelConfig:
@@ -156,7 +181,9 @@ def resolve_training(
             f"`training.best_by` is {said.best_by}, but `task.kind` = {kind.name} is measured by "
             f"{' or '.join(kind.measures)}: choose one of these."
         )
-    schedule = take("training.schedule", said.schedule, kind.choose_schedule(model.norm_order))
+    # The paper's schedule is for post-norm models with random weights.
+    order = model.norm_order if settings.start_from is None else "pre"
+    schedule = take("training.schedule", said.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
     return ResolvedTraining(
         seed=said.seed,
@@ -179,7 +206,12 @@ def resolve_training(
         label_smoothing=take(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
-        precision=take("training.precision", said.precision, Choice(machine.precision, machine.precision_reason)),
+        precision=take(
+            "training.precision",
+            said.precision,
+            kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
+        ),
+        compile=_resolve_compile(said.compile, machine.device, account),
         sharded=said.sharded,
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         report_every=said.report_every,
@@ -189,7 +221,19 @@ def resolve_training(
         patience=take("training.patience", said.patience, choose_patience()),
         translate_dev=translated,
         keep_checkpoints=said.keep_checkpoints,
+        lora_rank=said.lora_rank,
+        lora_alpha=take("training.lora_alpha", said.lora_alpha, usual_alpha(said.lora_rank))
+        if said.lora_rank
+        else None,
+        lora_projections=said.lora_projections,
     )
+
+
+def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:
+    if said is None and device == "cpu":
+        return False  # the rule, which is not worth a line of everybody's account
+    compiled: bool = account.take("training.compile", said, choose_compile(device))
+    return compiled
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
@@ -200,7 +244,10 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
         start_from=resolved.start_from,
         task=resolved.task,
         data=resolved.data,
-        tokenizer=VocabularySettings(**_common(tokenizer, VocabularySettings), text=resolved.tokenizer_text),
+        tokenizer=VocabularySettings()
+        if tokenizer is None
+        else VocabularySettings(**_common(tokenizer, VocabularySettings), text=resolved.tokenizer_text),
+        word_vectors=resolved.word_vectors,
         model=ModelSettings(**_common(model, ModelSettings)),
         training=TrainingSettings(**msgspec.to_builtins(resolved.training)),
         search=resolved.search,

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import ModelConfig
 from transduce.search.settings import SearchSettings
 from transduce.tasks.settings import DataSettings, TaskSettings
@@ -16,8 +17,10 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     start_from: str | None = None
     task: TaskSettings
     data: DataSettings
-    tokenizer: TokenizerSettings
+    tokenizer: TokenizerSettings | None
+    """None where numbers are read."""
     tokenizer_text: tuple[str, ...] = ()
+    word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining
     search: SearchSettings

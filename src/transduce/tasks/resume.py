@@ -8,16 +8,19 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.tasks.settings import Settings
+from transduce.tasks.settings import Settings, make_settings
 
 # What may be said anew when a run is resumed. The rest would change the steps already taken; while there are none, all
 # of these tables may change.
 _UNTRAINED = ("training.", "model.")
+# But for these, by which the weights were prepared that the run begins with.
+_PREPARED = "training.lora_"
 _CHANGEABLE = {
     f"training.{name}"
     for name in (
         "steps",
         "learning_rate",
+        "compile",
         "sharded",
         "report_every",
         "validate_every",
@@ -51,7 +54,7 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
     Args:
         stored: what the run began with.
         said: nested, by the names of a settings file.
-        trained: whether any step was saved.
+        trained: whether anything was saved, steps or weights to begin with.
 
     Raises:
         TransduceError: something that may not change was said to be otherwise.
@@ -60,7 +63,7 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
     for name, value in _leaves(said):
         table, last = _find(content, name)
         old = table.get(last)
-        if name in _CHANGEABLE or (not trained and name.startswith(_UNTRAINED)):
+        if name in _CHANGEABLE or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
             table[last] = value
             if name in _INSTEAD:
                 table[_INSTEAD[name]] = None
@@ -69,7 +72,7 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
                 f"`{name}` was {_shown(old)} when this run began, and cannot become {_shown(value)} on --resume: leave "
                 "it as it was, or start another run with another --out."
             )
-    return msgspec.convert(content, Settings)
+    return make_settings(content)
 
 
 def _shown(value: Any) -> str:

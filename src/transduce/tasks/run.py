@@ -16,9 +16,15 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.runtime.folder import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
-from transduce.tasks.beginning import build_beginning, read_beginning, recall_beginning, remember_beginning
-from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
-from transduce.tasks.kind import Place
+from transduce.tasks.beginning import (
+    build_beginning,
+    prepare_beginning,
+    read_beginning,
+    recall_beginning,
+    remember_beginning,
+)
+from transduce.tasks.corpus import RunCorpus
+from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import (
@@ -33,10 +39,14 @@ from transduce.tasks.resolve import (
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
+from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
+from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
+from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import outliving_the_terminal
 from transduce.training.loop import CHECKPOINTS, Trainer, TrainResult
+from transduce.training.lora import count_parameters
 from transduce.training.processes import explaining_lost_processes, join_processes
 from transduce.training.surroundings import Surroundings
 
@@ -71,35 +81,32 @@ class Run:
         self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
-    def start(self, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:
+    def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Chooses what was left open, prepares the corpus, and says what was chosen and why."""
         settings, account = self.settings, Account(self.request.said_reason)
         self.kind.check(settings)
+        check_adaptation(settings)
         beginning = read_beginning(settings)
-        if settings.data.prepared is not None:
-            corpus = use_prepared(settings, Path(settings.data.prepared), folder, self.display)
-        else:
-            corpus = prepare_corpus(
-                settings,
-                self._text(settings, folder, anew=True),
-                folder,
-                lambda size: resolve_tokenizer(settings, size, account),
-                self.display,
+        corpus = self.kind.prepare(
+            Preparation(
+                settings=settings,
+                folder=folder,
+                display=self.display,
+                choose_tokenizer=lambda size: resolve_tokenizer(settings, size, account),
                 tokenizer=None if beginning is None else beginning.tokenizer,
             )
+        )
         kept = None if beginning is None else beginning.model.config
         if kept is not None:
             remember_beginning(folder, kept)
         resolved = self._resolve(settings, corpus, kept, account)
+        stored_in = None if self.request.dry_run else folder
+        prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh_parameters)
         self._say_choices(account)
         return resolved, corpus
 
-    def _text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
-        text = self.kind.text(self.kind.rewrite(settings, folder, anew=anew))
-        return msgspec.structs.replace(text, marks=(*self.kind.marks(settings.task), *text.marks))
-
     def _resolve(
-        self, settings: Settings, corpus: TaskCorpus, kept: ModelConfig | None, account: Account
+        self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
         preset = resolve_preset(settings, corpus.pairs, account, tokens=corpus.target_tokens)
         if kept is None:
@@ -122,6 +129,7 @@ class Run:
             data=_with_languages(settings.data, corpus.languages),
             tokenizer=corpus.tokenizer_settings,
             tokenizer_text=settings.tokenizer.text,
+            word_vectors=settings.word_vectors,
             model=model,
             training=training,
             search=settings.search,
@@ -134,19 +142,17 @@ class Run:
         for line in account.lines:
             self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
 
-    def resume(self) -> tuple[ResolvedSettings, TaskCorpus]:
+    def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Takes up the settings and the corpus of a run that was stopped, and its number of threads."""
         state = newest_state(self.request.out / CHECKPOINTS)
         stored = read_stored(self.request.out / SETTINGS_FILE)
-        settings = override(stored, self.request.settings, trained=state is not None)
+        settings = override(stored, self.request.settings, trained=state is not None or needs_stored(stored))
+        check_frozen(settings)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
         if state is not None and state.surroundings is not None:
             self._use_threads_of(state.surroundings)
-        if settings.data.prepared is not None:
-            corpus = reopen_prepared(settings, Path(settings.data.prepared), self.request.out)
-        else:
-            corpus = open_corpus(self.request.out, settings, self._text(settings, self.request.out, anew=False))
+        corpus = self.kind.reopen(settings, self.request.out)
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
         if not self.request.dry_run and self.processes.is_first:
@@ -199,7 +205,7 @@ def _train_run(request: RunRequest) -> TrainResult | None:
     return result
 
 
-def _begin(run: Run, *, has_run: bool) -> tuple[ResolvedSettings, TaskCorpus]:
+def _begin(run: Run, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
     """Prepares a run or takes it up; of several processes the first does, and the others open what it made."""
     request = run.request
     if not run.processes.is_first:
@@ -232,7 +238,7 @@ def _dry_run(run: Run, *, going_on: bool) -> None:
     run.display.say("Dry run: nothing was trained.")
 
 
-def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, TaskCorpus]:
+def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
     """Starts a run; a folder that was not there before does not stay where that fails."""
     was_there = folder.exists()
     try:
@@ -252,23 +258,28 @@ def _refuse_to_overwrite(request: RunRequest, has_run: bool) -> None:
         )
 
 
-def _train(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> TrainResult:
+def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
     training, place = resolved.training, _place(run)
     torch.manual_seed(training.seed)
-    model = build_beginning(resolved, trained=run.was_trained, fresh=run.kind.fresh_parameters).to(place.device)
+    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=run.kind.fresh_parameters)
+    model = model.to(place.device)
+    restrict_learning(model, resolved, place.folder, run.kind.fresh_parameters)
+    if training.compile:
+        compile_layers(model, place.device)
+    batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
         loss=run.kind.loss(model, resolved),
-        batches=run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count)),
+        batches=BatchesAhead(batches) if place.device.startswith("cuda") else batches,
         settings=training,
         folder=place.folder,
         validate=None if dev is None else dev.validate,
         keep_model=writer.write,
         display=run.display,
         precautions=take_precautions(
-            run.machine, run.kind.largest(corpus, resolved), corpus.tokenizer, run.processes.count
+            run.machine, run.kind.largest(corpus, resolved), corpus.describe, run.processes.count
         ),
     )
     if run.request.resume:
@@ -278,8 +289,9 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> TrainRes
             if found
             else f"Nothing was saved in {run.request.out}: starting afresh."
         )
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    run.display.say(f"Training {parameters:,} parameters on {run.kind.describe_size(corpus)}.")
+    learning, whole = count_parameters(model)
+    beside = f" beside a model of {whole:,}" if learning < whole else ""
+    run.display.say(f"Training {learning:,} parameters{beside} on {run.kind.describe_size(corpus)}.")
     return trainer.run()
 
 
@@ -290,7 +302,7 @@ def _place(run: Run) -> Place:
 class _FolderWriter:
     """Puts the best weights so far into the run's folder, as a complete model folder."""
 
-    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: TaskCorpus) -> None:
+    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
@@ -306,7 +318,7 @@ class _FolderWriter:
         )
 
 
-def _finish(run: Run, resolved: ResolvedSettings, corpus: TaskCorpus, result: TrainResult) -> None:
+def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
     """Says how it ended, and how good the model is that was kept."""
     display, out = run.display, run.request.out
     display.say(

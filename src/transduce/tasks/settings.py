@@ -14,7 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.data.masking import MaskingSettings
+from transduce.data.series_windows import SeriesSettings
 from transduce.errors import TransduceError
+from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import Activation, AttentionKind, AttentionScore, Kind, Norm, NormOrder, Positions
 from transduce.search.settings import SearchSettings
 from transduce.text.corpus import Format
@@ -48,9 +50,15 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     # translation: one text from another; language-model: to continue a text; denoising: to mend a spoilt text, before
     # another task is learnt; masked-language-model: to find hidden pieces (BERT); classification: labels of texts;
-    # parsing: constituency trees.
+    # parsing: constituency trees; time-series: what numbers come next.
     kind: Literal[
-        "translation", "language-model", "denoising", "masked-language-model", "classification", "parsing"
+        "translation",
+        "language-model",
+        "denoising",
+        "masked-language-model",
+        "classification",
+        "parsing",
+        "time-series",
     ] = "translation"
     # Of a language model, masked or not, and of classification: pieces that are seen at a time, at most.
     context: int | None = None
@@ -64,6 +72,8 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tags: bool | None = None
     # Of parsing: so many frequent runs of symbols are written as one piece each; None: 128.
     merges: int | None = None
+    # Of time series: what is read of them, and what is foretold.
+    series: SeriesSettings | None = None
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -175,6 +185,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
     tokenizer: VocabularySettings = VocabularySettings()
+    # Embeddings that begin as word vectors; where nothing stands here they are random.
+    word_vectors: WordVectorSettings | None = None
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()

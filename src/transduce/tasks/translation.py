@@ -18,7 +18,7 @@ from torch import Tensor
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, score
-from transduce.model.build import EncoderDecoder, Model, build_encoder_decoder
+from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
@@ -26,12 +26,14 @@ from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 from transduce.tasks.card import model_card
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, TaskKind, model_dtype, pairs_of_files
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings
+from transduce.tasks.text_kind import TextKind
 from transduce.text.language_profiles import FILE_NAME as PROFILES_FILE
 from transduce.text.language_profiles import learn_profiles
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.ahead import to_device
 from transduce.training.choices import Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -55,8 +57,8 @@ class TranslationTask:
     def loss(self, batch: Batch) -> Loss:
         """Teacher-forced cross-entropy, summed over the target tokens."""
         device = self.model.source_weight.device
-        source = torch.from_numpy(batch.source).to(device, non_blocking=True)
-        target = torch.from_numpy(batch.target).to(device, non_blocking=True)
+        source = to_device(batch.source, device)
+        target = to_device(batch.target, device)
         config = self.model.config
         hidden = self.model.hidden(source, target_input(target, config.start_id))
         factors = self.model.logit_factors(hidden)
@@ -118,10 +120,11 @@ class DevSet:
         )
 
 
-class Translation(TaskKind):
+class Translation(TextKind):
     """Pairs of texts, line by line."""
 
     name = "translation"
+    may_be_prepared = True
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf")
     writes_translations = True
@@ -138,7 +141,7 @@ class Translation(TaskKind):
             found |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return found
 
-    def loss(self, model: Model, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss

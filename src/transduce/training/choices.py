@@ -3,6 +3,7 @@
 The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
 """
 
+import importlib.util
 from typing import Generic, TypeVar
 
 import msgspec
@@ -149,6 +150,13 @@ def choose_learning_rate(d_model: int, schedule: ScheduleName, warmup_steps: int
     return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
 
 
+def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
+    """Of a model that has learnt its task already and is to learn more of it (`--from`): 0.05 / d_model at the peak, a
+    tenth of what new weights need (BERT's 5e-5 at its width of 768); updates of LoRA are new weights.
+    """
+    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): the model has learnt the task before")
+
+
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
     """The paper's for its own post-norm model; otherwise a linear fall to zero, as the number of steps is known."""
     if norm_order == "post":
@@ -175,6 +183,15 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
     """
     window = 500 if steps is None else min(5_000, max(10, steps // 20))
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
+
+
+def choose_compile(device: str) -> Choice[bool]:
+    """On a GPU, wherever Triton, which writes the kernels, is installed; nothing is gained on a processor."""
+    if not device.startswith("cuda"):
+        return Choice(value=False, reason="it is for GPUs")
+    if importlib.util.find_spec("triton") is None:
+        return Choice(value=False, reason="the package triton is not installed")
+    return Choice(value=True, reason="fewer kernels, after a longer first step")
 
 
 def choose_best_by(translated: int) -> Choice[BestBy]:

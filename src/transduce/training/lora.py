@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
+from transduce.training.choices import Choice
+from transduce.training.settings import PROJECTIONS, ResolvedTraining
 
-PROJECTIONS = {
+_NAMES: dict[str, str] = {
     "queries-keys-values": "projection",
     "attention-output": "output",
     "feed-forward-inner": "inner",
     "feed-forward-outer": "outer",
 }
-"""What can be adapted, and what it is called in a layer."""
+"""What a projection is called in a layer."""
 _ADAPTED = "parametrizations.weight.0."
+_ORIGINAL = "parametrizations.weight.original"
 
 
 class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,8 +34,8 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """R: the width of the narrow matrices."""
     alpha: float = 16.0
     """The product is multiplied by alpha / rank."""
-    projections: tuple[str, ...] = ("queries-keys-values", "attention-output")
-    """Which matrices of each layer, of PROJECTIONS."""
+    projections: tuple[str, ...] = PROJECTIONS
+    """Which matrices of each layer; a model need not have all of them."""
     seed: int = 1
     """Of the first values."""
 
@@ -46,6 +49,21 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError(
                 f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names {unknown!r}."
             )
+
+
+def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
+    """How a run adapts its model; None where the whole model learns."""
+    if not training.lora_rank:
+        return None
+    alpha = usual_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
+    return LowRankSettings(
+        rank=training.lora_rank, alpha=alpha, projections=training.lora_projections, seed=training.seed
+    )
+
+
+def usual_alpha(rank: int) -> Choice[float]:
+    """The updates count twice, whatever their rank."""
+    return Choice(2.0 * rank, f"twice the rank ({rank})")
 
 
 class LowRankUpdate(nn.Module):
@@ -65,12 +83,13 @@ class LowRankUpdate(nn.Module):
         return weight + self.scale * (self.up @ self.down)
 
 
-def adapt(model: nn.Module, settings: LowRankSettings) -> list[nn.Parameter]:
+def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...] = ()) -> list[nn.Parameter]:
     """Freezes a model and puts low-rank updates on its layers.
 
     Args:
         model: any of ours; it is changed.
         settings: the rank, and where.
+        fresh: what the names of parameters begin with that learn as a whole: a head that the model did not have.
 
     Returns:
         The parameters that learn.
@@ -78,7 +97,7 @@ def adapt(model: nn.Module, settings: LowRankSettings) -> list[nn.Parameter]:
     Raises:
         TransduceError: the model has none of the layers that were asked for, or is adapted already.
     """
-    names = {PROJECTIONS[name] for name in settings.projections}
+    names = {_NAMES[name] for name in settings.projections}
     layers = [(name, module) for name, module in model.named_modules() if _is_projection(name, module, names)]
     if not layers:
         raise TransduceError(
@@ -86,16 +105,23 @@ def adapt(model: nn.Module, settings: LowRankSettings) -> list[nn.Parameter]:
         )
     if any(parametrize.is_parametrized(module) for _, module in layers):
         raise TransduceError("The model is adapted already: merge its updates before you adapt it again.")
-    for parameter in model.parameters():
-        parameter.requires_grad = False
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith(fresh)
     generator = torch.Generator().manual_seed(settings.seed)
-    learning: list[nn.Parameter] = []
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for _, module in layers:
         assert isinstance(module, nn.Linear)
         update = LowRankUpdate(module.weight.detach(), settings, generator)
         parametrize.register_parametrization(module, "weight", update)
         learning += [update.down, update.up]
     return learning
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Parameters that learn, and all that the model has without its updates."""
+    parameters = dict(model.named_parameters())
+    learning = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
+    return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)
 
 
 def merge(model: nn.Module) -> None:
@@ -107,15 +133,21 @@ def merge(model: nn.Module) -> None:
         parameter.requires_grad = True
 
 
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights with the updates added, by the names of the ordinary model; the model stays adapted."""
-    updated = {f"{name}.weight": module.weight for name, module in _adapted(model)}
-    stored = {
-        name.replace(".parametrizations.weight.original", ".weight"): tensor
-        for name, tensor in model.state_dict().items()
-        if _ADAPTED not in name
-    }
-    return {name: updated.get(name, tensor).detach().clone() for name, tensor in stored.items()}
+def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights with the updates added, by the names of the ordinary model; the model stays adapted.
+
+    Args:
+        model: where it has updates, and how much they count.
+        weights: by the names of the adapted model; None: its own.
+    """
+    found = dict(model.state_dict() if weights is None else weights)
+    for name, module in _adapted(model):
+        update = module.parametrizations["weight"][0]  # type: ignore[index]
+        assert isinstance(update, LowRankUpdate)
+        down, up = (found.pop(f"{name}.{_ADAPTED}{side}") for side in ("down", "up"))
+        original = found.pop(f"{name}.{_ORIGINAL}")
+        found[f"{name}.weight"] = original + update.scale * (up @ down)
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
 def update_weights(model: nn.Module) -> dict[str, Tensor]:

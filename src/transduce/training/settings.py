@@ -8,7 +8,9 @@ from transduce.errors import TransduceError
 from transduce.training.schedule import ScheduleName
 
 Precision = Literal["fp32", "bf16"]
-BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1"]
+BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1", "skill"]
+# What LoRA can adapt in a layer.
+PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +38,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     clip_norm: float = 1.0
     label_smoothing: float | None = None
     precision: Precision | None = None
+    # Layers are compiled before training (on a GPU).
+    compile: bool | None = None
     # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
     # fit. Otherwise each holds all.
     sharded: bool = False
@@ -54,6 +58,13 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     translate_dev: int = 500
     # Checkpoints kept, the newest ones.
     keep_checkpoints: int = 2
+    # LoRA (Hu et al. 2022), with `--from`: the model's weights stay, and what learns is a product of two matrices of
+    # this width beside each projection, which is added to it in the model that is kept. 0: the whole model learns.
+    lora_rank: int = 0
+    # The product is multiplied by lora_alpha / lora_rank.
+    lora_alpha: float | None = None
+    # The projections of each layer that get one.
+    lora_projections: tuple[str, ...] = PROJECTIONS
 
     def __post_init__(self) -> None:
         positive = {
@@ -66,11 +77,12 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "validate_every": self.validate_every,
             "save_every": self.save_every,
             "keep_checkpoints": self.keep_checkpoints,
+            "lora_alpha": self.lora_alpha,
         }
         for name, value in positive.items():
             if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
-        for name in ("seed", "warmup_steps", "weight_decay", "clip_norm", "patience", "translate_dev"):
+        for name in ("seed", "warmup_steps", "weight_decay", "clip_norm", "patience", "translate_dev", "lora_rank"):
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
@@ -86,6 +98,24 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
                 "give one of them."
+            )
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        if not self.lora_rank and self.lora_alpha is not None:
+            raise TransduceError(
+                f"`training.lora_alpha` ({self.lora_alpha:g}) means nothing where `training.lora_rank` is 0: give both."
+            )
+        unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
+        if unknown or not self.lora_projections:
+            raise TransduceError(
+                f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
+                f"{unknown[0] if unknown else 'none'}."
+            )
+        if self.lora_rank and self.sharded:
+            raise TransduceError(
+                f"`training.sharded` cuts the optimiser's state into parts, of which `training.lora_rank` "
+                f"({self.lora_rank}) leaves next to none: leave one of them out."
             )
 
 
@@ -107,6 +137,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     clip_norm: float
     label_smoothing: float
     precision: Precision
+    compile: bool = False
     sharded: bool = False
     average_decay: float
     report_every: int
@@ -116,3 +147,6 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     patience: int
     translate_dev: int
     keep_checkpoints: int
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_projections: tuple[str, ...] = PROJECTIONS

@@ -1,0 +1,73 @@
+"""Makes a corpus for dialogue out of books: what somebody says, and what is said next.
+
+    python examples/dialogue.py BOOKS corpus/        # a folder of .txt or .txt.gz files
+    transduce train --source corpus/train.speech --target corpus/train.reply \
+        --dev-source corpus/dev.speech --dev-target corpus/dev.reply \
+        --set data.filters.max_length_ratio=100 --out models/dialogue
+    echo "Where have you been?" | transduce translate models/dialogue --no-repeated-ngrams 3 --min-length 10
+
+Two paragraphs that follow each other and both begin with a quotation mark are mostly two persons who talk to each
+other. Of each the words in quotation marks are taken, without the author's “said she”.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from books import Pair, find_books, read_stretches, without_repeats, write_pairs
+
+from transduce.errors import TransduceError
+
+SIDES = ("speech", "reply")
+_MOST_WORDS = 40
+_QUOTED = re.compile(r"“([^“”]*)”?")
+
+
+def spoken(paragraph: str) -> str | None:
+    """What is said in a paragraph that begins with a quotation mark; None in others, and where it is long."""
+    if not paragraph.startswith("“"):
+        return None
+    said = " ".join(" ".join(_QUOTED.findall(paragraph)).split())
+    # Before “said she” there is a comma, with which no speech ends.
+    said = f"{said[:-1]}." if said.endswith(",") else said
+    return said if 1 <= len(said.split()) <= _MOST_WORDS else None
+
+
+def exchanges(paragraphs: Iterable[str]) -> list[Pair]:
+    """Speeches with their replies."""
+    said = [spoken(paragraph) for paragraph in paragraphs]
+    return [(one, other) for one, other in pairwise(said) if one is not None and other is not None]
+
+
+def most_frequent(replies: Iterable[str], count: int) -> list[str]:
+    """The replies that are given most often; of equals the earlier ones."""
+    return [reply for reply, _ in Counter(replies).most_common(count)]
+
+
+def make_pairs(folder: Path) -> dict[str, list[Pair]]:
+    """Speeches and replies, by part."""
+    pairs: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
+    for book in find_books(folder):
+        for part, found in read_stretches(book):
+            pairs[part] += exchanges(found)
+    return without_repeats(pairs)
+
+
+def main() -> int:
+    """Writes two files for each part."""
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    try:
+        pairs = make_pairs(Path(sys.argv[1]))
+        write_pairs(pairs, Path(sys.argv[2]), SIDES)
+    except TransduceError as error:
+        raise SystemExit(str(error)) from None
+    print(", ".join(f"{len(found):,} pairs in {part}" for part, found in pairs.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

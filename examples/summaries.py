@@ -1,0 +1,120 @@
+"""Makes a corpus for summarisation out of books: passages, and headlines in the style of a telegram.
+
+    python examples/summaries.py BOOKS corpus/        # a folder of .txt or .txt.gz files
+    transduce train --task denoising --source corpus/train.passage --dev-source corpus/dev.passage \
+        --set task.noise.share=0.15 --set tokenizer.vocabulary_size=8000 --out models/pretrained
+    transduce train --from models/pretrained --source corpus/train.passage --target corpus/train.headline \
+        --dev-source corpus/dev.passage --dev-target corpus/dev.headline \
+        --set data.filters.max_length_ratio=100 --out models/summaries
+    transduce translate models/summaries --no-repeated-ngrams 1 --length-penalty 1 < passages.txt
+
+A passage is what a paragraph says in whole sentences of 6 to 45 words together. Its headline has one word for six, two
+to five, in their order: those that tell most about it, whose frequency in the passage times its inverse in the training
+part (tf-idf, Spärck Jones 1972) is highest, of the words that ten passages of that part have at least. A model is told
+nothing of frequencies. It has to find out which words say much, choose among all of a passage, and copy them. To copy
+it learns from whole texts, by denoising: from headlines alone that takes many times as long.
+"""
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from books import Pair, find_books, read_stretches, without_repeats, write_pairs
+
+from transduce.errors import TransduceError
+from transduce.text.sentences import split_sentences
+
+SIDES = ("passage", "headline")
+_WORDS_FOR_ONE, _FEWEST, _MOST = 6, 2, 5
+_FEWEST_PASSAGES = 10
+_FEWEST_WORDS, _MOST_WORDS = 6, 45
+_WORD = re.compile(r"[^\W\d_]+(?:[’'][^\W\d_]+)?")
+
+
+def words_of(text: str) -> list[str]:
+    """Its words, without marks and numbers."""
+    return _WORD.findall(text)
+
+
+def passages(paragraph: str) -> Iterator[str]:
+    """Runs of its sentences, as long as may be; sentences that are too long or left over are passed by."""
+    waiting: list[str] = []
+    for sentence in [*split_sentences(paragraph), None]:
+        if sentence is None or len(words_of(" ".join([*waiting, sentence]))) > _MOST_WORDS:
+            passage = " ".join(waiting)
+            if len(words_of(passage)) >= _FEWEST_WORDS:
+                yield passage
+            waiting = []
+        if sentence is not None and len(words_of(sentence)) <= _MOST_WORDS:
+            waiting.append(sentence)
+
+
+def rarity(texts: Iterable[str]) -> dict[str, float]:
+    """The logarithm of how many texts there are for one that has a word, by the word in lower case.
+
+    Words that hardly any has are left out.
+    """
+    counts: Counter[str] = Counter()
+    number = 0
+    for text in texts:
+        counts.update({word.lower() for word in words_of(text)})
+        number += 1
+    return {word: math.log(number / count) for word, count in counts.items() if count >= _FEWEST_PASSAGES}
+
+
+def headline_words(passage: str) -> int:
+    """How many words the headline of a passage has."""
+    return max(_FEWEST, min(_MOST, len(words_of(passage)) // _WORDS_FOR_ONE))
+
+
+def headline(passage: str, rarities: dict[str, float]) -> str:
+    """The words that tell most, in the order in which they are first said; of equals the earlier ones."""
+    words = words_of(passage)
+    counts = Counter(word.lower() for word in words if word.lower() in rarities)
+    first = {word.lower(): place for place, word in reversed(list(enumerate(words)))}
+    ranked = sorted(counts, key=lambda word: (-counts[word] * rarities[word], first[word]))
+    places = sorted(first[word] for word in ranked[: headline_words(passage)])
+    return " ".join(words[place].lower() for place in places)
+
+
+def leading_words(passage: str) -> str:
+    """The trivial answer: as many words from the beginning."""
+    return " ".join(word.lower() for word in words_of(passage)[: headline_words(passage)])
+
+
+def leading_rare_words(passage: str, rarities: dict[str, float]) -> str:
+    """A better one, which knows what no model is told: the first words that one passage in two hundred has at most."""
+    words = dict.fromkeys(word.lower() for word in words_of(passage))
+    rare = [word for word in words if rarities.get(word, 0.0) > math.log(200.0)]
+    return " ".join(rare[: headline_words(passage)])
+
+
+def make_pairs(folder: Path) -> tuple[dict[str, list[Pair]], dict[str, float]]:
+    """Passages with their headlines, by part, and how rare words are in the training part."""
+    texts: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
+    for book in find_books(folder):
+        for part, found in read_stretches(book):
+            texts[part] += [passage for paragraph in found for passage in passages(paragraph)]
+    rarities = rarity(texts["train"])
+    pairs = {part: [(text, headline(text, rarities)) for text in found] for part, found in texts.items()}
+    return without_repeats(pairs), rarities
+
+
+def main() -> int:
+    """Writes two files for each part."""
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    try:
+        pairs, _ = make_pairs(Path(sys.argv[1]))
+        write_pairs(pairs, Path(sys.argv[2]), SIDES)
+    except TransduceError as error:
+        raise SystemExit(str(error)) from None
+    print(", ".join(f"{len(found):,} pairs in {part}" for part, found in pairs.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

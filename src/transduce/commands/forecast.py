@@ -1,0 +1,103 @@
+"""`transduce forecast MODEL FILE.csv --steps N`: a table of what comes next; with `--score`, how good it would be."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from transduce.commands.options import check_writable, write_report
+from transduce.commands.translate import standard_output
+from transduce.data.series_files import read_table
+from transduce.data.series_scale import Numbers
+from transduce.data.series_windows import WindowedSeries
+from transduce.durable import write_file
+from transduce.errors import TransduceError
+from transduce.evaluation.forecasts import ForecastReport, score_forecasts
+from transduce.runtime.forecaster import Forecast, Forecaster, known_columns, load_forecaster
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    add = parser.add_argument
+    add("model", help="the folder of a forecaster")
+    add("table", metavar="FILE", help="a table up to now: .csv or .tsv, plain or gzip, a header, the newest line last")
+    add("--steps", type=int, metavar="N", help="points to foretell; as many as training did where nothing is said")
+    add(
+        "--samples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw N courses, and add the range that holds the middle 80 %% of them; for models that were trained with "
+        "task.series.likelihood=gaussian",
+    )
+    add("--seed", type=int, default=1, metavar="N", help="of the courses")
+    add("--score", action="store_true", help="foretell the table's own points instead, and report the errors")
+    add("--last", type=int, metavar="N", help="with --score: only the last N points of the table")
+    add("--season", type=int, metavar="N", help="with --score: points of a season, which the errors are compared with")
+    add("--output", metavar="FILE", help="write the table here")
+    add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
+    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
+    add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
+    add("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes a table, or a report."""
+    check_writable(options.output, None if options.json == "-" else options.json)
+    _check(options)
+    forecaster = load_forecaster(
+        options.model, precision=options.precision, device=options.device, threads=options.threads
+    )
+    values = read_table(options.table, forecaster.card.columns).values
+    if options.score:
+        write_report(score_table(forecaster, values, options), options.json)
+        return 0
+    found = forecaster(values, options.steps, samples=options.samples, seed=options.seed)
+    lines = "".join(f"{line}\n" for line in table_of(found))
+    if options.output:
+        write_file(Path(options.output), lines.encode())
+    else:
+        with standard_output() as output:
+            output.write(lines)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("last", "season", "json"):
+        if getattr(options, name) is not None and not options.score:
+            raise TransduceError(f"`--{name}` is of use with `--score` alone: add that, or leave it out.")
+    if options.score and options.output:
+        raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
+
+
+def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Namespace) -> ForecastReport:
+    """Foretells a table's points from those before them, one horizon after another."""
+    card = forecaster.card
+    steps = card.horizon if options.steps is None else options.steps
+    season = card.season if options.season is None else options.season
+    if not 1 <= season <= card.past:
+        raise TransduceError(f"`--season` must be from 1 to {card.past}, the points that are read, but is {season}.")
+    known = values if options.last is None else values[max(0, len(values) - options.last - card.past) :]
+    if steps < 1 or len(known) < card.past + steps:
+        raise TransduceError(
+            f"Scoring takes {card.past} points to read and `--steps` {steps} to foretell, but there are {len(known)} "
+            "points: give a longer table, or fewer steps."
+        )
+    windows = WindowedSeries([known], past=card.past, horizon=steps, stride=steps)
+    past, actual = windows.cut(np.arange(len(windows)))
+    found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=options.seed)
+    return score_forecasts(past, actual, found.values, names=card.columns, season=season)
+
+
+def table_of(forecast: Forecast) -> Iterator[str]:
+    """Lines of a table: a header, then a point a line."""
+    yield ",".join(_cell(name) for name in known_columns(forecast))
+    parts = [part for part in (forecast.values, forecast.low, forecast.high) if part is not None]
+    for row in np.stack(parts, axis=-1):  # (C, 1 or 3)
+        yield ",".join(f"{value:.10g}" for value in row.ravel())
+
+
+def _cell(name: str) -> str:
+    """A name as a table has it: in quotes where it has a comma or quotes."""
+    return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name

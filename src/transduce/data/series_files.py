@@ -1,0 +1,101 @@
+"""Tables of numbers: .csv and .tsv files with a header, a point in time a line, a series a column."""
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from transduce.data.series_scale import Numbers
+from transduce.errors import TransduceError
+from transduce.text.files import read_lines
+
+
+class Table(NamedTuple):
+    """The series of a file."""
+
+    columns: tuple[str, ...]
+    values: Numbers
+    """(N, C)."""
+
+
+def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
+    """Reads a table, plain or gzip; tabs between the cells of a .tsv file, commas otherwise.
+
+    Args:
+        path: of the file.
+        columns: which of its columns, in this order; none: all of them.
+
+    Raises:
+        TransduceError: the file is missing or empty, has no such column, or a cell that is not a finite number.
+    """
+    rows = _rows(Path(path))
+    _, header = next(rows, (0, []))
+    if not header:
+        raise TransduceError(f"{path} is empty, but a table begins with a line of column names: check it.")
+    names = [name.strip() for name in header]
+    _check_header(Path(path), names, columns)
+    chosen = [names.index(name) for name in columns] if columns else list(range(len(names)))
+    values = [_numbers(path, line, row, names, chosen) for line, row in rows]
+    if not values:
+        raise TransduceError(f"{path} has column names but no numbers: add a line for each point in time.")
+    return Table(tuple(names[place] for place in chosen), np.array(values))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Lines by number, from 1, cut into cells."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            yield number, next(csv.reader([line], delimiter=delimiter, strict=True), [])
+        except csv.Error as error:
+            raise TransduceError(f"{path}:{number}: this line of a table cannot be read ({error}): mend it.") from None
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise TransduceError(f"{path}:1: columns need names of their own, but {names.count(name)} are `{name}`.")
+    if all(_is_number(name) for name in names):
+        raise TransduceError(f"{path}:1: a table begins with a line of column names, but this one is of numbers.")
+    for name in columns:
+        if name not in names:
+            raise TransduceError(
+                f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are {', '.join(names)}."
+            )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(
+    path: str | Path, line: int, row: Sequence[str], names: Sequence[str], chosen: Sequence[int]
+) -> list[float]:
+    if len(row) != len(names):
+        raise TransduceError(
+            f"{path}:{line}: every line has a cell for each of the {len(names)} columns, but this one has {len(row)}: "
+            "complete it, or remove it."
+        )
+    return [_number(path, line, row[place], names[place]) for place in chosen]
+
+
+def _number(path: str | Path, line: int, cell: str, name: str) -> float:
+    text = cell.strip()
+    if not text:
+        raise TransduceError(f"{path}:{line}: the value of `{name}` is missing: fill it in, or leave the column out.")
+    # Python reads 1_000 as a number; a table that has it means something else.
+    value = float(text) if _is_number(text) and "_" not in text else math.nan
+    if not math.isfinite(value):
+        raise TransduceError(
+            f"{path}:{line}: the value of `{name}` must be a finite number, but is `{text[:40]}`: mend it, or name "
+            "the columns to use in `task.series.columns`."
+        )
+    return value

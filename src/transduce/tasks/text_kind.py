@@ -1,0 +1,107 @@
+"""What the kinds of task have in common that learn from text: how it is read, cut into pieces, and put into batches."""
+
+from abc import abstractmethod
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.largest import largest_batches
+from transduce.errors import TransduceError
+from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
+from transduce.tasks.kind import Plan, Preparation, Share, TaskKind
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+
+
+class TextKind(TaskKind[TaskCorpus]):
+    """A kind of task over the pieces of a vocabulary."""
+
+    may_be_prepared: ClassVar[bool] = False
+    """Whether `transduce prepare` makes its corpus ahead of training."""
+
+    def check(self, settings: Settings) -> None:
+        """Refuses settings that mean nothing here.
+
+        Raises:
+            TransduceError: also a corpus that was prepared, beside a model that has a vocabulary already.
+        """
+        super().check(settings)
+        if settings.data.prepared is None:
+            return
+        if not self.may_be_prepared:
+            raise TransduceError(
+                f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
+                "files: give --source."
+            )
+        if settings.start_from is not None:
+            raise TransduceError(
+                "`data.prepared` holds text cut by a vocabulary of its own, which `start_from` cannot use: give "
+                "--source."
+            )
+
+    # --- the text ---
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:  # noqa: ARG002
+        """Where the text is once it stands line by line. What does not, a kind writes into a folder.
+
+        Args:
+            settings: of the run. Training text that was prepared ahead (`data.prepared`) is not written again.
+            folder: of the run, or of what is prepared ahead.
+            anew: whether it begins; what goes on finds what it wrote.
+
+        Raises:
+            TransduceError: a file is missing, or not what the task reads.
+        """
+        return settings.data
+
+    @abstractmethod
+    def text(self, data: DataSettings) -> TaskText:
+        """What is read, and what of it is left out or held out.
+
+        Raises:
+            TransduceError: a file is missing that the task needs, or there that it does not.
+        """
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Pieces that no text holds, for the task's own use."""
+        return ()
+
+    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+        """The text as it is prepared, with all marks; arguments as in `rewrite`.
+
+        Raises:
+            TransduceError: a file is missing, or not what the task reads.
+        """
+        text = self.text(self.rewrite(settings, folder, anew=anew))
+        return msgspec.structs.replace(text, marks=(*self.marks(settings.task), *text.marks))
+
+    # --- the corpus ---
+
+    def prepare(self, asked: Preparation) -> TaskCorpus:
+        """Learns the vocabulary and cuts the text, or takes what `transduce prepare` made."""
+        settings, folder = asked.settings, asked.folder
+        if settings.data.prepared is not None:
+            return use_prepared(settings, partial(self.read_text, anew=True), folder, asked.display)
+        text = self.read_text(settings, folder, anew=True)
+        return prepare_corpus(settings, text, folder, asked.choose_tokenizer, asked.display, tokenizer=asked.tokenizer)
+
+    def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
+        """The corpus in the run's folder, or the one that was prepared ahead."""
+        if settings.data.prepared is not None:
+            return reopen_prepared(settings, partial(self.read_text, anew=False), folder)
+        return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
+
+    # --- batches ---
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
+        """The training batches of one of several processes."""
+        return BatchPlan(
+            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
+        )
+
+    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """The batches that need most memory, to be tried before the first step."""
+        return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)

@@ -1,0 +1,285 @@
+"""Time series: numbers in place of pieces. A past is read, and the points after it are foretold.
+
+The model is the Transformer of translation with a linear map where the embedding was and a linear head where the
+vocabulary was; training, checkpoints and the model folder are those of every other task.
+Legend: B windows, S points of the past, T points to come, C series.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.data.series_windows import SeriesBatch, SeriesPlan, SeriesSettings
+from transduce.errors import TransduceError
+from transduce.evaluation.forecasts import ForecastReport, score_forecasts
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.model.series import SeriesTransformer
+from transduce.runtime.forecaster import Forecaster, load_forecaster
+from transduce.runtime.series_card import SERIES_CARD, SeriesCard
+from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.tasks.card import front_matter
+from transduce.tasks.kind import Outcome, Place, Preparation, Share, TaskKind, model_dtype
+from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.series_corpus import SeriesCorpus, prepare_series, reopen_series
+from transduce.tasks.settings import Settings, TaskSettings
+from transduce.training.ahead import to_device
+from transduce.training.choices import Choice, Preset
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.settings import BestBy, Precision
+
+SKILL: Final = "skill"
+_DEV_WINDOWS = 512  # at most: one horizon after another, from the beginning of the dev part
+_WINDOWS_A_STEP = 32
+_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 20, 500, 20_000
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class SeriesTask:
+    """The loss of a batch of windows under a model."""
+
+    def __init__(self, model: SeriesTransformer) -> None:
+        self.model = model
+
+    def loss(self, batch: SeriesBatch) -> Loss:
+        """Teacher forcing: each value from the true ones before it; squared errors, or nats, summed over the values."""
+        weight = self.model.head.weight
+        past = to_device(batch.past, weight.device).to(weight.dtype)
+        future = to_device(batch.future, weight.device)
+        found = self.model(past, torch.cat([past[:, -1:], future[:, :-1].to(weight.dtype)], dim=1))
+        errors = found.means.float() - future
+        if found.log_deviations is None:
+            losses = errors.square()
+        else:
+            logs = found.log_deviations.float()
+            losses = 0.5 * (errors * torch.exp(-logs)).square() + logs + _HALF_LOG_TWO_PI
+        own = losses[: len(batch.indices)]
+        # A process without windows of its own has one that counts nothing, but takes part in the gradient.
+        total = own.sum() + 0.0 * losses.sum()
+        return Loss(total, total.detach(), own.numel())
+
+
+class SeriesDevSet:
+    """What training does not see: the loss of each next value, and forecasts beside the last season's repetition."""
+
+    def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
+        model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
+        self.task = SeriesTask(model)
+        self.forecaster = Forecaster(model, series_card(corpus, resolved))
+        windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
+        self.season = corpus.season
+        self.past, self.future = corpus.dev.cut(windows)
+        self.batches = [
+            corpus.dev.batch(windows[first : first + _WINDOWS_A_STEP], corpus.scale)
+            for first in range(0, len(windows), _WINDOWS_A_STEP)
+        ]
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """The windows under these weights."""
+        started_at = time.monotonic()
+        self.task.model.load_state_dict(weights)
+        losses = [self.task.loss(batch) for batch in self.batches]
+        loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores={SKILL: self.score().skill},
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+    def score(self) -> ForecastReport:
+        """Forecasts of the model as it is."""
+        names = self.forecaster.card.columns
+        found = self.forecaster.forecast_windows(self.past, self.future.shape[1])
+        return score_forecasts(self.past, self.future, found.values, names=names, season=self.season)
+
+
+class TimeSeries(TaskKind[SeriesCorpus]):
+    """Tables of numbers."""
+
+    name = "time-series"
+    model_kinds = ("series",)
+    measures = ("loss", SKILL)
+    label_smoothing = 0.0
+    own_settings = ("series",)
+
+    def check(self, settings: Settings) -> None:
+        """Refuses what is said of text.
+
+        Raises:
+            TransduceError: something is.
+        """
+        super().check(settings)
+        data = settings.data
+        said = {
+            "start_from": settings.start_from,
+            "word_vectors": settings.word_vectors,
+            "data.target": data.target,
+            "data.dev_target": data.dev_target,
+            "data.prepared": data.prepared,
+            "tokenizer.vocabulary_size": settings.tokenizer.vocabulary_size,
+            "tokenizer.text": settings.tokenizer.text,
+            "training.label_smoothing": settings.training.label_smoothing,
+        }
+        for name, value in said.items():
+            if value:
+                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if not data.source:
+            raise TransduceError("A forecaster learns from tables of numbers: give --source, or `data.source`.")
+
+    # --- the corpus ---
+
+    def prepare(self, asked: Preparation) -> SeriesCorpus:
+        """Reads the tables."""
+        corpus = prepare_series(asked.settings.data, _series(asked.settings.task), asked.folder)
+        asked.display.say(
+            f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; a season of {corpus.season} "
+            f"{'points' if corpus.season > 1 else 'point, which is none'}"
+        )
+        return corpus
+
+    def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
+        """What the run stored."""
+        return reopen_series(_series(settings.task), folder)
+
+    # --- choices ---
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Half the preset's layers with little dropout: a number says less than a word."""
+        return {
+            "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
+            "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+            "norm_order": preset.norm_order,
+        }
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """What makes a Transformer one of numbers."""
+        return {
+            "kind": "series",
+            "activation": "gelu",
+            "foretells_deviations": _series(task).likelihood == "gaussian",
+        }
+
+    def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus) -> ModelConfig:
+        """As many numbers as there are columns."""
+        return msgspec.structs.replace(config, num_series=len(corpus.columns))
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
+        """By the numbers to foretell."""
+        if tokens < 50_000_000:
+            return Choice("tiny", f"{tokens:,} numbers to foretell, fewer than 50,000,000")
+        return Choice("small", f"{tokens:,} numbers to foretell in {pairs:,} windows")
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Many windows are alike, so steps are small."""
+        usual = 8_192 if device.startswith("cuda") else 1_024
+        return Choice(max(1, min(usual, epoch_tokens)), "numbers to foretell; windows overlap, so steps may be small")
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+        """By the number of windows."""
+        steps = round(_EPOCHS * epoch_tokens / batch_tokens)
+        reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
+        return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
+
+    def choose_best_by(self, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Forecasts, which is what the model is for."""
+        return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
+
+    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
+        """Numbers need their digits."""
+        return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
+
+    # --- training ---
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
+        """Of every next value."""
+        assert isinstance(model, SeriesTransformer)
+        return SeriesTask(model).loss
+
+    def plan(self, corpus: SeriesCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SeriesPlan:
+        """Windows of the training part; `training.batch_tokens` counts the numbers that are foretold."""
+        rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
+        return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
+
+    def largest(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
+        """All batches are alike."""
+        return [self.plan(corpus, resolved).batch(0, 0)]
+
+    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place) -> SeriesDevSet:
+        """Windows of the dev part, one horizon after another."""
+        return SeriesDevSet(corpus, resolved, device=place.device)
+
+    def describe_size(self, corpus: SeriesCorpus) -> str:
+        """In points and windows."""
+        return f"{corpus.points:,} points, {corpus.pairs:,} windows"
+
+    # --- the model folder ---
+
+    def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
+        """What the model is for, and the scale of its numbers."""
+        return {
+            TASK_CARD: TaskCard(kind="time-series").text(),
+            SERIES_CARD: series_card(corpus, resolved).text(),
+        }
+
+    def card(self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Data and shape."""
+        return self._card(corpus, resolved, step, None)
+
+    def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+        """Forecasts of the dev part, by the model that was kept."""
+        kept = load_forecaster(place.folder, device=place.device, threads=place.threads)
+        dev = self.validation(corpus, resolved, place)
+        dev.task.model.load_state_dict(kept.model.state_dict())
+        report = dev.score()
+        return Outcome(
+            measured=f"Dev part:\n{report}",
+            hint=f"Try: transduce forecast {place.folder} FILE.csv --steps {corpus.horizon}",
+            files={
+                "README.md": self._card(corpus, resolved, step, report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+            },
+        )
+
+    def _card(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None, report: ForecastReport | None
+    ) -> str:
+        model = resolved.model
+        scores = f"## The dev part\n\n```\n{report}\n```\n\n" if report else ""
+        return (
+            f"{front_matter(corpus.languages, 'time-series-forecasting')}\n# A forecaster\n\n"
+            f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
+            f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}"
+            f"{f', weights of step {step:,}' if step else ''}.\n\n"
+            f"    transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}\n\n{scores}"
+            "All settings stand in `settings.toml`.\n"
+        )
+
+
+def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
+    """What the model folder says of the series."""
+    return SeriesCard(
+        columns=corpus.columns,
+        past=_series(resolved.task).past_points,
+        horizon=corpus.horizon,
+        season=corpus.season,
+        scale=corpus.scale,
+    )
+
+
+def _series(task: TaskSettings) -> SeriesSettings:
+    return SeriesSettings() if task.series is None else task.series

@@ -1,0 +1,157 @@
+"""Tables of numbers, their scale, and the windows that are cut out of them."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transduce.data.series_files import read_table
+from transduce.data.series_scale import SeriesScale, measure_scale
+from transduce.data.series_windows import SeriesPlan, SeriesSettings, WindowedSeries
+from transduce.errors import TransduceError
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+
+# --- tables ---
+
+
+def test_columns_are_read_by_name_and_in_order(write_lines: WriteLines) -> None:
+    path = write_lines("table.csv", ["time,load,heat", "2026-01-01,1,-2.5", '2026-01-02,"3",4e1'])
+    table = read_table(path, ["heat", "load"])
+    assert table.columns == ("heat", "load")
+    assert table.values.tolist() == [[-2.5, 1.0], [40.0, 3.0]]
+
+
+def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines: WriteLines) -> None:
+    table = read_table(write_lines("table.tsv", ["a\tb, c", "1\t2"]))
+    assert table.columns == ("a", "b, c")
+    assert table.values.tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"is empty, but a table begins with a line of column names"),
+        (["a,b"], r"has column names but no numbers"),
+        (["1,2", "3,4"], r"csv:1: a table begins with a line of column names, but this one is of numbers"),
+        (["a,a", "3,4"], r"csv:1: columns need names of their own, but 2 are `a`"),
+        (["a,b", "1,2", "3"], r"csv:3: every line has a cell for each of the 2 columns, but this one has 1"),
+        (["a,b", "1,2", ""], r"csv:3: every line has a cell for each of the 2 columns, but this one has 0"),
+        (["a,b", "1,2", "3, "], r"csv:3: the value of `b` is missing"),
+        (["a,b", "1,2", "3,x"], r"csv:3: the value of `b` must be a finite number, but is `x`"),
+        (["a,b", "1,nan"], r"csv:2: the value of `b` must be a finite number, but is `nan`"),
+        (["a,b", "inf,2"], r"csv:2: the value of `a` must be a finite number, but is `inf`"),
+        (["a,b", "1_000,2"], r"csv:2: the value of `a` must be a finite number, but is `1_000`"),
+        (["a,b", '"1,2'], r"csv:2: this line of a table cannot be read"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused_with_its_place(
+    lines: list[str], message: str, write_lines: WriteLines
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        read_table(write_lines("table.csv", lines))
+
+
+def test_a_column_that_is_not_there_is_refused(write_lines: WriteLines) -> None:
+    with pytest.raises(TransduceError, match=r"there is no column `c` .*: the columns are a, b"):
+        read_table(write_lines("table.csv", ["a,b", "1,2"]), ["c"])
+
+
+# --- the scale ---
+
+
+def test_a_window_looks_the_same_wherever_it_lies_on_a_line() -> None:
+    line = 5.0 + 3.0 * np.arange(100.0)[:, None]
+    scale = measure_scale(line, "window")
+    windows = WindowedSeries([line], past=8, horizon=4)
+    batch = windows.batch(np.array([0, 50, 88]), scale)
+    np.testing.assert_allclose(batch.past, batch.past[:1].repeat(3, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(batch.future, batch.future[:1].repeat(3, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["window", "series"])
+def test_what_a_scale_takes_out_it_puts_back(normalization: str) -> None:
+    values = np.random.Generator(np.random.Philox(1)).normal(7.0, 3.0, (50, 2))
+    scale = measure_scale(values, normalization)  # type: ignore[arg-type]
+    past = values[None, :20]
+    own = scale.of(past)
+    np.testing.assert_allclose(own.undo(own.apply(past)), past)
+    spread = 0.05 if normalization == "window" else 1.0
+    np.testing.assert_allclose(own.apply(past).mean(axis=1), 0.0, atol=spread)
+
+
+def test_a_series_that_never_changes_has_a_scale() -> None:
+    scale = measure_scale(np.full((9, 1), 4.0), "window")
+    assert scale.deviations == (1.0,)
+    own = scale.of(np.full((1, 5, 1), 4.0))
+    assert own.apply(np.full((1, 2, 1), 4.0)).tolist() == [[[0.0], [0.0]]]
+
+
+def test_a_scale_of_impossible_numbers_is_refused() -> None:
+    with pytest.raises(TransduceError, match=r"a finite mean and a positive deviation for each series"):
+        SeriesScale(means=(0.0,), deviations=(0.0,), normalization="series")
+
+
+# --- windows ---
+
+
+def numbered(*lengths: int) -> WindowedSeries:
+    """Stretches of 0, 1, 2, … each, and 1,000 more in each further stretch."""
+    stretches = [1_000.0 * number + np.arange(float(length))[:, None] for number, length in enumerate(lengths)]
+    return WindowedSeries(stretches, past=3, horizon=2)
+
+
+def test_windows_do_not_reach_into_the_next_stretch() -> None:
+    series = numbered(6, 4, 5)
+    past, future = series.cut(np.arange(len(series)))
+    assert past[..., 0].tolist() == [[0, 1, 2], [1, 2, 3], [2000, 2001, 2002]]
+    assert future[..., 0].tolist() == [[3, 4], [4, 5], [2003, 2004]]
+
+
+def test_an_epoch_has_each_window_once_in_an_order_of_its_own() -> None:
+    series = numbered(40)
+    plan = SeriesPlan(series, measure_scale(np.arange(40.0)[:, None], "series"), rows=7, seed=3)
+    orders = [np.concatenate([plan.batch(epoch, n).indices for n in range(len(plan))]).tolist() for epoch in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(36))
+    assert orders[0] != orders[1]
+
+
+def test_any_batch_is_reached_without_those_before_it() -> None:
+    series, scale = numbered(40), measure_scale(np.arange(40.0)[:, None], "series")
+    one, other = (SeriesPlan(series, scale, rows=7, seed=3) for _ in range(2))
+    for epoch in range(3):
+        for position in range(len(one)):
+            one.batch(epoch, position)
+    assert np.array_equal(one.batch(2, 4).past, other.batch(2, 4).past)
+
+
+def test_processes_share_a_batch_out() -> None:
+    series, scale = numbered(12), measure_scale(np.arange(12.0)[:, None], "series")
+    whole = SeriesPlan(series, scale, rows=3, seed=3)
+    parts = [SeriesPlan(series, scale, rows=3, seed=3, share=(rank, 2)) for rank in range(2)]
+    for position in range(len(whole)):
+        shares = [part.batch(0, position) for part in parts]
+        assert sorted(np.concatenate([s.indices for s in shares])) == sorted(whole.batch(0, position).indices)
+        assert all(len(share.past) >= 1 for share in shares)
+    assert [len(part.batch(0, 2).indices) for part in parts] == [1, 1]
+    assert len(whole) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"horizon": 0}, r"`task\.series\.horizon` must be at least 1, but is 0"),
+        ({"past": 1}, r"`task\.series\.past` must be at least 2, but is 1"),
+        ({"season": 0}, r"`task\.series\.season` must be at least 1, but is 0"),
+    ],
+)
+def test_impossible_lengths_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        SeriesSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_the_past_is_four_horizons_where_nothing_is_said() -> None:
+    assert SeriesSettings(horizon=6).past_points == 24
+    assert SeriesSettings(horizon=6, past=7).past_points == 7

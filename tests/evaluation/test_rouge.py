@@ -1,0 +1,39 @@
+"""ROUGE: cases counted by hand."""
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.evaluation.rouge import rouge
+
+
+def test_a_case_counted_by_hand() -> None:
+    # Words in common: the (once), cat, sat, mat; of 5 and 6. Pairs in common: "the cat", "cat sat"; of 4 and 5.
+    # Longest common subsequence: the cat sat mat.
+    report = rouge(["The cat sat, mat there."], ["the cat sat on the mat"])
+    assert report.rouge_1 == pytest.approx(100.0 * 2 * 4 / (5 + 6))
+    assert report.rouge_2 == pytest.approx(100.0 * 2 * 2 / (4 + 5))
+    assert report.rouge_l == pytest.approx(100.0 * 2 * 4 / (5 + 6))
+
+
+def test_words_count_as_often_as_both_have_them() -> None:
+    report = rouge(["a a a b"], ["a a c"])
+    assert report.rouge_1 == pytest.approx(100.0 * 2 * 2 / (4 + 3))
+    assert report.rouge_2 == pytest.approx(100.0 * 2 * 1 / (3 + 2))
+
+
+def test_order_counts_for_the_longest_subsequence_alone() -> None:
+    report = rouge(["d c b a"], ["a b c d"])
+    assert report.rouge_1 == 100.0
+    assert report.rouge_2 == 0.0
+    assert report.rouge_l == pytest.approx(25.0)
+
+
+def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
+    report = rouge(["same words", ""], ["same words", "other words"])
+    assert (report.texts, report.rouge_1, report.rouge_l) == (2, 50.0, 50.0)
+    assert str(report) == "ROUGE-1 50.0 · ROUGE-2 50.0 · ROUGE-L 50.0"
+
+
+def test_as_many_references_are_needed() -> None:
+    with pytest.raises(TransduceError, match="2 hypotheses and 1 references"):
+        rouge(["a", "b"], ["a"])

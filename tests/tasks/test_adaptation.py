@@ -1,0 +1,334 @@
+"""Runs that begin with what others have learnt: LoRA on a trained model, and embeddings from word vectors."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.translator import load
+from transduce.tasks.earlier_training import goes_on_learning
+from transduce.tasks.settings import make_settings
+from transduce.tasks.train import train
+from transduce.training.checkpoint import load_checkpoint
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+COMPUTING: dict[str, Any] = {"device": "cpu", "threads": 1}
+
+
+@pytest.fixture
+def swapped(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
+    """The same sentences in another English, whose words stand in the opposite order."""
+    files: dict[str, Any] = {}
+    for part in ("train", "dev"):
+        lines = (toy_corpus / f"{part}.en").read_text("utf-8").split("\n")[:-1]
+        target = write_lines(f"{part}.en", [" ".join(line.rstrip(".").split()[::-1]) + "." for line in lines])
+        prefix = "" if part == "train" else "dev_"
+        files |= {f"data.{prefix}source": [str(toy_corpus / f"{part}.zh")], f"data.{prefix}target": [str(target)]}
+    return files
+
+
+@pytest.fixture
+def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
+    return swapped | {
+        "start_from": str(trained),
+        "model.dropout": 0.1,
+        "training.lora_rank": 4,
+        "training.steps": 80,
+        "training.batch_tokens": 512,
+        "training.learning_rate": 0.02,
+        "training.precision": "fp32",
+        "training.validate_every": 40,
+        "training.save_every": 20,
+        "training.keep_checkpoints": 9,
+        "training.translate_dev": 0,
+    }
+
+
+def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
+    """The loss on the dev set of a folder's model."""
+    translator = load(folder, precision="fp32", **COMPUTING)
+    sides = [
+        Path(files[name][0]).read_text("utf-8").split("\n")[:-1] for name in ("data.dev_source", "data.dev_target")
+    ]
+    scores = translator.score(*sides)
+    return -sum(score.log_probability for score in scores) / sum(len(score.pieces) + 1 for score in scores)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return read_any_model_folder(folder).model.state_dict()
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
+    return load_checkpoint(folder / "checkpoints" / f"step-{step:09d}").tensors
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Leaves what a run has that was killed after this step's checkpoint."""
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+# --- LoRA ------------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_model_adapts_from_where_it_stood(
+    lora_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = nats_a_piece(trained, lora_settings)
+    train(out=tmp_path / "run", settings=lora_settings, **COMPUTING)
+    said = capsys.readouterr().err
+    assert nats_a_piece(tmp_path / "run", lora_settings) < 0.5 * before
+
+    was, now = weights(trained), weights(tmp_path / "run")
+    assert was.keys() == now.keys()  # an ordinary folder
+    changed = {name.split(".", 2)[-1] for name in was if not torch.equal(was[name], now[name])}
+    projections = {
+        f"{kind}_attention.{place}.weight" for kind in ("self", "memory") for place in ("projection", "output")
+    }
+    assert changed == projections | {"feed_forward.inner.weight", "feed_forward.outer.weight"}
+    for name in was:
+        if name.endswith("self_attention.projection.weight"):
+            assert int(torch.linalg.matrix_rank(now[name] - was[name], rtol=1e-4)) <= 4
+
+    learning = sum(tensor.numel() for tensor in checkpoint(tmp_path / "run", 80)["weights"].values())
+    whole = sum(tensor.numel() for tensor in was.values())
+    assert f"{learning:,} parameters learn, {learning / whole:.2%} of the model's {whole:,}" in said
+    assert f"Training {learning:,} parameters beside a model of {whole:,} on" in said
+    assert learning < 0.5 * whole
+    assert "twice the rank (4)" in said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_is_the_uninterrupted_one_without_the_first_model(
+    lora_settings: dict[str, Any], trained: Path, tmp_path: Path, precision: str
+) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(trained, first, ignore=shutil.ignore_patterns("checkpoints"))
+    few = {"start_from": str(first), "training.steps": 8, "training.save_every": 3, "training.validate_every": 4}
+    settings = lora_settings | few | {"training.precision": precision}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(out=whole, settings=settings, **COMPUTING)
+    shutil.copytree(whole, stopped)
+    forget_after(stopped, 3)
+    shutil.rmtree(first)
+    train(out=stopped, resume=True, **COMPUTING)
+    expected, found = checkpoint(whole, 8), checkpoint(stopped, 8)
+    assert found.keys() == expected.keys()
+    for kind, tensors in expected.items():
+        assert all(torch.equal(found[kind][name], tensor) for name, tensor in tensors.items()), kind
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+    # What computes in bfloat16 still leaves what does not learn as it was, bit by bit.
+    assert torch.equal(weights(stopped)["source_weight"], weights(trained)["source_weight"])
+
+
+def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
+    lora_settings: dict[str, Any], trained: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(trained, first, ignore=shutil.ignore_patterns("checkpoints"))
+    settings = lora_settings | {"start_from": str(first), "training.steps": 3, "training.validate_every": 3}
+    train(out=tmp_path / "whole", settings=settings, **COMPUTING)
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints")
+    shutil.rmtree(first)
+    train(out=tmp_path / "stopped", resume=True, **COMPUTING)
+    both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert both[0] == both[1]
+    with pytest.raises(TransduceError, match=r"`training.lora_rank` was 4 when this run began, and cannot become 8"):
+        train(out=tmp_path / "stopped", resume=True, settings={"training.lora_rank": 8}, **COMPUTING)
+    with pytest.raises(TransduceError, match=r"`training.sharded` cuts the optimiser's state into parts"):
+        train(out=tmp_path / "stopped", resume=True, settings={"training.sharded": True}, **COMPUTING)
+    stored = tmp_path / "stopped" / "beginning.safetensors"
+    stored.write_bytes(stored.read_bytes()[:-1])
+    with pytest.raises(TransduceError, match=r"beginning.safetensors is not what the run wrote"):
+        train(out=tmp_path / "stopped", resume=True, **COMPUTING)
+    stored.unlink()
+    with pytest.raises(TransduceError, match=r"the weights that the run began with, cannot be read"):
+        train(out=tmp_path / "stopped", resume=True, **COMPUTING)
+
+
+def test_a_dry_run_tells_how_much_would_learn(
+    lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = lora_settings | {"training.lora_projections": ["attention-output"], "training.lora_alpha": 1.0}
+    train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
+    assert "1,536 parameters learn" in capsys.readouterr().err  # 6 attentions × 4 × (32 + 32)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_known_already_is_learnt_in_small_steps(
+    lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del lora_settings["training.learning_rate"]
+    whole = lora_settings | {"training.lora_rank": 0}
+    expected = [
+        (whole, "0.05 / d_model (32): the model has learnt the task before"),
+        (lora_settings, "0.5 / d_model (32)"),
+    ]
+    for settings, reason in expected:
+        train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
+        assert f"  {reason}\n" in capsys.readouterr().err
+    begun = make_settings({"start_from": str(tmp_path)})
+    assert goes_on_learning(begun, "translation")  # a folder of another toolkit
+    (tmp_path / "settings.toml").write_text('[task]\nkind = "denoising"\n', "utf-8")
+    assert not goes_on_learning(begun, "translation")
+    assert goes_on_learning(begun, "denoising")
+    assert not goes_on_learning(make_settings({}), "translation")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start_from": None}, "`training.lora_rank` is 4, which leaves a model's weights as they are, but they would"),
+        ({"training.lora_rank": -1}, "`training.lora_rank` must not be negative, but is -1"),
+        ({"training.lora_alpha": 0.0}, "`training.lora_alpha` must be greater than 0, but is 0"),
+        ({"training.lora_rank": 0, "training.lora_alpha": 4.0}, r"`training.lora_alpha` \(4\) means nothing where"),
+        ({"training.lora_projections": []}, "`training.lora_projections` must name some of queries-keys-values"),
+        ({"training.lora_projections": ["gates"]}, "must name some of .*, feed-forward-outer, but names gates"),
+        ({"training.sharded": True}, r"of which `training.lora_rank` \(4\) leaves next to none: leave one of them out"),
+    ],
+)
+def test_what_lora_cannot_do_is_refused(
+    lora_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "run", settings=lora_settings | settings, **COMPUTING)
+    assert not (tmp_path / "run").exists()
+
+
+# --- word vectors ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def glove(trained: Path, tmp_path: Path) -> Path:
+    """Vectors of 32 numbers for every second piece of the toy's vocabulary."""
+    vocabulary = read_any_model_folder(trained).tokenizer.target
+    words = sorted({vocabulary.piece(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
+    vectors = torch.randn(len(words), 32)
+    path = tmp_path / "glove.txt"
+    rows = (f"{word} {' '.join(map(str, vector.tolist()))}" for word, vector in zip(words, vectors, strict=True))
+    path.write_text("\n".join(rows) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def vector_settings(toy_settings: dict[str, Any], glove: Path) -> dict[str, Any]:
+    few = {"training.steps": 6, "training.save_every": 2, "training.validate_every": 6, "training.keep_checkpoints": 9}
+    return toy_settings | few | {"word_vectors.source": str(glove), "training.translate_dev": 0}
+
+
+def read_vectors(glove: Path) -> dict[str, list[float]]:
+    lines = [line.split(" ") for line in glove.read_text("utf-8").split("\n")[:-1]]
+    return {word: [float(number) for number in numbers] for word, *numbers in lines}
+
+
+def test_vectors_that_stay_are_in_the_model_that_is_kept_and_the_rest_learns(
+    vector_settings: dict[str, Any], glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    settings = vector_settings | {"word_vectors.frozen": True, "word_vectors.rescale": False}
+    train(out=out, settings=settings, **COMPUTING)
+    said = capsys.readouterr().err
+    content, known = read_any_model_folder(out), read_vectors(glove)
+    vocabulary, weight = content.tokenizer.source, content.model.source_weight
+    begun = load_file(out / "beginning.safetensors")["source_weight"]
+    learnt = 0
+    for row in range(3, vocabulary.size):
+        piece = vocabulary.piece(row)
+        vector = known.get(piece.removeprefix("▁"))
+        if vector is not None:
+            assert weight[row].tolist() == pytest.approx(vector)
+            assert torch.equal(weight[row], begun[row])
+        learnt += not torch.equal(weight[row], begun[row])
+    card = json.loads((out / "beginning.json").read_text("utf-8"))["word_vectors"]["source"]
+    assert learnt == vocabulary.size - 3 - card["found"] > 0
+    assert card["words_in_file"] == len(known)
+    assert f"glove.txt  {card['found']:,} of {card['pieces']:,} pieces" in said
+
+
+def test_vectors_that_learn_go_on_without_their_file(
+    vector_settings: dict[str, Any], glove: Path, tmp_path: Path
+) -> None:
+    train(out=tmp_path / "whole", settings=vector_settings, **COMPUTING)
+    for name, step in (("stopped", 2), ("hardly-begun", 0)):
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+        forget_after(tmp_path / name, step)
+    glove.unlink()
+    expected = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    for name in ("stopped", "hardly-begun"):
+        train(out=tmp_path / name, resume=True, **COMPUTING)
+        assert (tmp_path / name / "model.safetensors").read_bytes() == expected
+    begun = load_file(tmp_path / "whole" / "beginning.safetensors")
+    assert not torch.equal(begun["source_weight"], weights(tmp_path / "whole")["source_weight"])
+
+
+def test_the_model_is_as_wide_as_the_vectors_where_nothing_is_said(
+    vector_settings: dict[str, Any], write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines("vectors.txt", ["I " + "0.5 " * 30, "tea " + "0.1 " * 30])
+    settings = vector_settings | {"word_vectors.source": str(path), "model.d_model": None}
+    train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
+    said = capsys.readouterr().err
+    assert f"30  as the vectors in {path}" in said
+    assert "3  divides 30, the vectors' width" in said
+    assert "have one of the 2 vectors of 30 numbers" in said
+
+
+def test_each_side_has_its_own_vectors(
+    vector_settings: dict[str, Any], write_lines: WriteLines, tmp_path: Path
+) -> None:
+    chinese, english = write_lines("zh.txt", ["茶 " + "2 " * 32]), write_lines("en.txt", ["tea " + "3 " * 32])
+    own = {"tokenizer.joint": False, "word_vectors.source": str(chinese), "word_vectors.target": str(english)}
+    own |= {"word_vectors.frozen": True, "word_vectors.rescale": False, "tokenizer.vocabulary_size": None}
+    train(out=tmp_path / "run", settings=vector_settings | own, **COMPUTING)
+    content = read_any_model_folder(tmp_path / "run")
+    source, target = content.tokenizer.source, content.tokenizer.target
+    rows = {row for row in range(source.size) if content.model.source_weight[row].tolist() == [2.0] * 32}
+    assert rows == {row for row in range(source.size) if source.piece(row).removeprefix("▁") == "茶"} != set()
+    rows = {row for row in range(target.size) if content.model.target_weight[row].tolist() == [3.0] * 32}
+    assert rows == {row for row in range(target.size) if target.piece(row).removeprefix("▁") == "tea"} != set()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"word_vectors.source": None, "word_vectors.frozen": True},
+            "`word_vectors` needs a file of vectors: name one",
+        ),
+        ({"word_vectors.source": "nowhere.txt"}, r"nowhere.txt cannot be read"),
+        ({"model.d_model": 64}, r"must be as wide as the model, 64 \(`model.d_model`\), but have 32 numbers"),
+        ({"start_from": "somewhere"}, "`word_vectors` fill embeddings that are random, but those of the model in some"),
+        ({"word_vectors.frozen": True, "training.weight_decay": 0.1}, "which `training.weight_decay` would not: leave"),
+        ({"word_vectors.frozen": True, "training.sharded": True}, "which `training.sharded` would not: leave one"),
+    ],
+)
+def test_what_word_vectors_cannot_do_is_refused(
+    vector_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "run", settings=vector_settings | settings, **COMPUTING)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_of_one_text_has_no_target_vectors(toy_corpus: Path, glove: Path, tmp_path: Path) -> None:
+    settings = {
+        "task.kind": "language-model",
+        "data.source": [str(toy_corpus / "train.en")],
+        "tokenizer.vocabulary_size": 100,
+        "tokenizer.byte_fallback": False,
+        "word_vectors.target": str(glove),
+        "task.context": 16,
+    }
+    with pytest.raises(TransduceError, match=r"`task.kind` = language-model has one text and one matrix of embeddings"):
+        train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)

@@ -1,0 +1,260 @@
+"""Time series from a table to a folder that foretells them."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.forecaster import Forecaster, load_forecaster
+from transduce.tasks.train import train
+from transduce.text.files import read_lines
+from transduce.training.checkpoint import load_newest
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+SEASON = 12
+SETTINGS: dict[str, Any] = {
+    "task.kind": "time-series",
+    "task.series.past": 24,
+    "task.series.horizon": 6,
+    "task.series.season": SEASON,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "model.d_model": 32,
+    "model.dropout": 0.0,
+    "training.batch_tokens": 192,
+    "training.steps": 240,
+    "training.learning_rate": 0.005,
+    "training.report_every": 20,
+    "training.validate_every": 80,
+    "training.save_every": 60,
+}
+
+
+def wave(points: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Two columns: a wave on a rising line with a little noise, and one of another scale with a second period."""
+    time = np.arange(points)
+    noise = np.random.Generator(np.random.Philox(4)).normal(scale=0.1, size=(points, 2))
+    first = np.sin(2.0 * np.pi * time / SEASON) + 0.05 * time
+    second = 40.0 + 9.0 * np.sin(2.0 * np.pi * time / SEASON + 1.0) + 6.0 * np.sin(2.0 * np.pi * time / 7.3)
+    return np.stack([first, second], axis=1) + noise * [1.0, 9.0]
+
+
+def lines_of(values: Iterable[Iterable[float]]) -> list[str]:
+    return ["load,heat", *(",".join(f"{value:.6f}" for value in row) for row in values)]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("series") / "table.csv"
+    path.write_text("".join(f"{line}\n" for line in lines_of(wave(700)[:600])), "utf-8", newline="\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    train(out=folder, source=table, settings=SETTINGS, device="cpu", threads=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def forecaster(model: Path) -> Forecaster:
+    return load_forecaster(model, device="cpu", threads=1)
+
+
+def test_it_learns_to_foretell_better_than_the_last_season(model: Path) -> None:
+    score = json.loads((model / "dev_score.json").read_text("utf-8"))
+    assert score["season"] == SEASON
+    assert score["skill"] > 30.0
+    events = [json.loads(line) for line in read_lines(model / "metrics.jsonl")]
+    skills = [event["scores"]["skill"] for event in events if event["event"] == "validation"]
+    assert len(skills) == 3
+    assert max(skills) == pytest.approx(score["skill"], abs=1e-6)
+
+
+def test_unseen_time_is_foretold_in_the_units_of_the_table(forecaster: Forecaster) -> None:
+    values = wave(700)
+    found = forecaster(values[:600], 18)
+    assert found.columns == ("load", "heat")
+    assert found.values.shape == (18, 2)
+    errors = np.abs(found.values - values[600:618]).mean(axis=0)
+    repeated = np.abs(values[588:600][np.arange(18) % SEASON] - values[600:618]).mean(axis=0)
+    assert (errors < repeated).all()
+
+
+def test_a_longer_forecast_begins_like_a_shorter_one_and_takes_itself_as_past(forecaster: Forecaster) -> None:
+    known = wave(200)
+    long, short = forecaster(known, 15).values, forecaster(known, 6).values
+    np.testing.assert_allclose(long[:6], short)
+    np.testing.assert_allclose(long[6:12], forecaster(np.concatenate([known, short]), 6).values, rtol=1e-5)
+
+
+def test_windows_together_are_foretold_as_alone(forecaster: Forecaster) -> None:
+    values = wave(300)
+    past = np.stack([values[place : place + 24] for place in (0, 100, 250)])
+    together = forecaster.forecast_windows(past, 6).values
+    for row, window in zip(together, past, strict=True):
+        np.testing.assert_allclose(row, forecaster(window, 6).values, rtol=1e-4, atol=1e-4)
+
+
+def test_load_gives_a_forecaster(model: Path) -> None:
+    assert isinstance(transduce.load(model, device="cpu", threads=1), Forecaster)
+
+
+def test_a_run_that_was_stopped_goes_on_without_the_table_as_if_it_had_not_been(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    shutil.copytree(model, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000000240")
+    settings = (folder / "settings.toml").read_text("utf-8")
+    (folder / "settings.toml").write_text(settings.replace("table.csv", "gone.csv"), "utf-8", newline="\n")
+    train(out=folder, resume=True, device="cpu", threads=1)
+    newest, _ = load_newest(folder / "checkpoints")
+    assert newest is not None
+    assert newest.state.step == 240
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+
+
+def test_a_gaussian_tells_the_range_of_sampled_courses(table: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gaussian"
+    train(
+        out=folder,
+        source=table,
+        settings=SETTINGS | {"task.series.likelihood": "gaussian", "task.series.columns": ["load"]},
+        device="cpu",
+        threads=1,
+    )
+    forecaster = load_forecaster(folder, device="cpu", threads=1)
+    values = wave(700)[:, 0]
+    found = forecaster(values[:600], 12, samples=60)
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low < found.values).all()
+    assert (found.values < found.high).all()
+    # The noise's deviation is 0.1: the middle four fifths of a course are 0.26 wide where nothing else is unsure.
+    assert 0.1 < float((found.high - found.low).mean()) < 1.0
+    again = forecaster(values[:600], 12, samples=60)
+    assert np.array_equal(again.values, found.values)
+    with pytest.raises(TransduceError, match="`samples` must be at least 0, but is -1"):
+        forecaster(values, 3, samples=-1)
+
+
+# --- the command ---
+
+
+def test_the_command_writes_a_table(model: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "next.csv"
+    command = ["forecast", str(model), str(table), "--steps", "4", "--output", str(out), "--device", "cpu"]
+    assert main(command) == 0
+    lines = list(read_lines(out))
+    assert lines[0] == "load,heat"
+    assert len(lines) == 5
+    assert len(lines[1].split(",")) == 2
+
+
+def test_the_command_scores_the_tables_own_points(
+    model: Path, table: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    command = ["forecast", str(model), str(table), "--score", "--last", "60", "--json", "-", "--device", "cpu"]
+    assert main(command) == 0
+    report = json.loads(capsysbinary.readouterr().out)
+    assert (report["windows"], report["horizon"], report["season"]) == (10, 6, SEASON)
+    assert report["skill"] > 30.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "5"], "this model foretells no deviations to draw by"),
+        (["--steps", "0"], "`steps` must be at least 1, but is 0"),
+        (["--season", "3"], "`--season` is of use with `--score` alone"),
+        (["--score", "--output", "x.csv"], "`--score` writes no table"),
+        (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
+        (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to foretell"),
+    ],
+)
+def test_what_the_command_cannot_do_it_says(
+    options: list[str], message: str, model: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecast", str(model), str(table), *options, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.target": ["x.csv"]}, r"`data\.target` means nothing where `task\.kind` is time-series"),
+        ({"tokenizer.vocabulary_size": 300}, r"`tokenizer\.vocabulary_size` means nothing"),
+        ({"start_from": "models/x"}, r"`start_from` means nothing"),
+        ({"model.kind": "transformer"}, r"`model\.kind` is transformer, but `task\.kind` = time-series takes series"),
+        ({"task.context": 9}, r"`task\.context` means nothing where `task\.kind` is time-series"),
+        ({"task.series.past": 600}, r"a window is 606 points .* but the training part, without the end that is held"),
+        ({"task.series.season": 25}, r"`task\.series\.season` is 25, but only 24 points are read"),
+        ({"task.series.columns": ["wind"]}, r"table\.csv:1: there is no column `wind`"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    settings: dict[str, Any], message: str, table: Path, tmp_path: Path
+) -> None:
+    content = SETTINGS | {"data.source": [str(table)]} | settings
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "out", settings=content, device="cpu", threads=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_different_columns_are_refused(table: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+    other = write_lines("other.csv", ["load,wind", "1,2"])
+    with pytest.raises(TransduceError, match=r"All files must have the same columns, but .* has load, heat and"):
+        train(out=tmp_path / "out", source=[table, other], settings=SETTINGS, device="cpu", threads=1)
+
+
+def test_a_table_without_numbers_needs_no_run(tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match="A forecaster learns from tables of numbers: give --source"):
+        train(out=tmp_path / "out", settings=SETTINGS, device="cpu", threads=1)
+
+
+def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> None:
+    with pytest.raises(TransduceError, match="The model reads 24 points of the past, but the history has 23"):
+        forecaster(wave(23))
+    with pytest.raises(TransduceError, match=r"a column for each of load, heat, but this one has the shape \(30,\)"):
+        forecaster(np.zeros(30))
+    with pytest.raises(TransduceError, match="finite numbers only"):
+        forecaster(np.full((30, 2), np.nan))
+
+
+def test_other_readers_say_what_the_folder_is_for(model: Path) -> None:
+    with pytest.raises(TransduceError, match=r"is of the kind `series`: `transduce forecast` uses it"):
+        read_any_model_folder(model)
+
+
+def test_a_folder_whose_scale_was_changed_is_refused(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    card = (folder / "series.json").read_text("utf-8")
+    (folder / "series.json").write_text(card.replace('"horizon": 6', '"horizon": 7'), "utf-8")
+    with pytest.raises(TransduceError, match=r"series\.json is damaged"):
+        load_forecaster(folder, device="cpu", threads=1)
+
+
+def test_the_folder_of_another_task_is_refused(trained: Path) -> None:
+    with pytest.raises(TransduceError, match="Forecasting needs a model that was trained with `--task time-series`"):
+        load_forecaster(trained)
+
+
+def test_stored_numbers_that_were_changed_are_refused(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(model, folder)
+    path = folder / "series" / "training.f64"
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
+    with pytest.raises(TransduceError, match=r"training\.f64 is not what the run stored"):
+        train(out=folder, settings={"training.steps": 300}, resume=True, device="cpu", threads=1)
