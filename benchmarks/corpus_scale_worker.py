@@ -8,41 +8,21 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-from rich.console import Console
-
-from transduce.data.batches import BatchPlan
-from transduce.model.transformer import Transformer
-from transduce.runtime.machine import detect_machine
-from transduce.tasks.corpus import use_prepared
-from transduce.tasks.precautions import micro_batch_tokens, take_precautions
-from transduce.tasks.resolve import Account, resolve_model, resolve_training
-from transduce.tasks.settings import make_settings
-from transduce.tasks.translation import TranslationTask
-from transduce.training.events import ProgressDisplay
+from transduce.model.build import build_model
+from transduce.tasks.precautions import take_precautions
+from transduce.tasks.run import Run, RunRequest
 from transduce.training.loop import Trainer
 
 
 def main(folder: str, steps: int, seeks: int) -> None:
     """Measures, and prints one line."""
-    torch.set_num_threads(1)
-    settings = make_settings(
-        {"preset": "tiny", "training": {"steps": steps, "validate_every": steps, "save_every": steps}}
-    )
-    machine, display = detect_machine("cpu", 1), ProgressDisplay(Console(stderr=True, quiet=True))
-    run = tempfile.TemporaryDirectory()
+    training = {"steps": steps, "validate_every": steps, "save_every": steps}
+    settings = {"preset": "tiny", "data": {"prepared": folder}, "training": training}
+    out = tempfile.TemporaryDirectory()
+    run = Run(RunRequest(settings=settings, out=Path(out.name), device="cpu", threads=1))
     started_at = time.monotonic()
-    corpus = use_prepared(settings, Path(folder), Path(run.name), display)
-    config = resolve_model(settings, "tiny", corpus.tokenizer, Account())
-    training = resolve_training(
-        settings,
-        config,
-        machine,
-        pairs=corpus.pairs,
-        epoch_tokens=corpus.target_tokens,
-        account=Account(),
-    )
-    plan = BatchPlan(corpus.prepared, batch_tokens=micro_batch_tokens(training), seed=training.seed)
+    resolved, corpus = run.start(Path(out.name))
+    plan = run.kind.plan(corpus, resolved)
     plan.batch(0, 0)
     first_batch_seconds = time.monotonic() - started_at
     places = random.Random(1)
@@ -52,17 +32,16 @@ def main(folder: str, steps: int, seeks: int) -> None:
         sought_at = time.monotonic()
         plan.batch(epoch, position)
         durations.append(time.monotonic() - sought_at)
-    model = Transformer(config)
-    task = TranslationTask(model, label_smoothing=training.label_smoothing)
-    with run:
+    model = build_model(resolved.model)
+    with out:
         Trainer(
             model=model,
-            loss=task.loss,
+            loss=run.kind.loss(model, resolved),
             batches=plan,
-            settings=training,
-            folder=Path(run.name),
-            display=display,
-            precautions=take_precautions(machine, corpus, training),
+            settings=resolved.training,
+            folder=Path(out.name),
+            display=run.display,
+            precautions=take_precautions(run.machine, run.kind.largest(corpus, resolved), corpus.describe),
         ).run()
     found = {
         "first_batch_seconds": first_batch_seconds,

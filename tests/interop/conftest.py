@@ -68,9 +68,11 @@ def make_model(small_tokenizer: Tokenizer) -> MakeModel:
             "num_heads": 4,
         }
         model = build_model(ModelConfig(**(sizes | changes))).eval()
+        # Scores that are not scaled make much of small differences, those of rounding too.
+        spread = 0.05 if changes.get("attention_score") == "dot" else 0.2
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+                parameter.add_(torch.randn_like(parameter), alpha=spread)
             for module in model.modules():
                 if isinstance(module, BatchNorm):
                     module.running_mean.normal_()

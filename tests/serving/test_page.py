@@ -251,7 +251,7 @@ def test_errors_are_sentences(page: "Page") -> None:
     page.locator("#text").fill("我" * 20_002)
     page.get_by_text("The text has 20002 characters, but at most 20000 are allowed: shorten it.").wait_for()
     page.locator("#text").fill(OTHER * 200)
-    page.get_by_text("A sentence is inspected in one piece, with at most 256 pieces").wait_for()
+    page.get_by_text("must have at most 256 pieces to be looked into").wait_for()
     assert page.locator("#output").inner_text() != ""
     page.route("**/translate", lambda route: route.abort())
     page.locator("#text").fill(OTHER)
