@@ -10,6 +10,7 @@ converter takes as the Hugging Face folder that it is.
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,7 @@ def main():
         max_length=said.max_length,
         compute_type=said.compute_type,
     )
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # one line a request otherwise
     server = create_server(application, host="127.0.0.1", port=0, threads=WAITRESS_THREADS)
     print(f"http://127.0.0.1:{server.effective_port}", flush=True)
     server.run()

@@ -282,3 +282,24 @@ def _real(choice: Choice) -> list[Tensor]:
         for candidates in choice
         for values in candidates[:3]
     ] + [candidates.totals for candidates in choice]
+
+
+def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(logits: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        parents, pieces = torch.full((2, batch, count), 10**12).unbind(0)
+        piece_scores, totals = logits.new_full((2, batch, count), 99.0).unbind(0)
+        return parents, pieces, piece_scores, totals
+
+    monkeypatch.setattr("transduce.model.native.reductions._room_for_candidates", filled)
+    logits = torch.full((2, 4, 100), float("-inf"))
+    logits[:, 1, 1] = 2.0  # ends
+    logits[:, 2, 30] = 1.0
+    live, ended = NativeReductions().select(logits, torch.zeros(2, 4, 1), torch.zeros(2, 4), eos_id=1, beam_size=4)
+    for parents, pieces, _, totals in (live, ended):
+        assert int(parents.min()) >= 0
+        assert int(parents.max()) < 4
+        assert int(pieces.min()) >= 0
+        assert int(pieces.max()) < 100
+        assert totals.sort(descending=True).values[0, 1:].tolist() == [float("-inf")] * (totals.shape[1] - 1)
+    assert (live[0][0, 0], live[1][0, 0], live[3][0, 0]) == (2, 30, 1.0)
+    assert (ended[0][0, 0], ended[1][0, 0], ended[3][0, 0]) == (1, 1, 2.0)

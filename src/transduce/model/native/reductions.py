@@ -228,3 +228,7 @@ def _choose(k: Emitter, candidates: _Candidates, sizes: tuple[Value, ...], live:
         with k.where(k.build.and_(k.build.not_(ends), fits)):
             live.put(known, parent, piece, score, total)
             k.store(k.sum_of(known, 1), found)
+    # Where rules leave less than is asked for, the rest are hypotheses that nothing continues.
+    nobody, never = k.number(0), k.real(_NEVER)
+    with k.loop(k.get(found, nobody), beam_size) as number:
+        live.put(number, nobody, nobody, never, never)
