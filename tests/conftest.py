@@ -43,13 +43,14 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """Seed every generator that is already imported, so that a test does not depend on those before it."""
+def _same_beginning() -> None:
+    """Seeds every generator that is already imported, and computes with one thread: no test depends on those before."""
     random.seed(1)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(1)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(1)
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture
