@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from family_variants import BASELINE, CORPORA, VARIANTS, WITH_ATTENTION, WITHOUT_ATTENTION, settings_of
 from report import Row
+from training_settings import LABEL_SMOOTHING, RATE, STEP_TOKENS, optimizer_settings
 
 from transduce.data.batches import Batch
 from transduce.model.build import build_encoder_decoder
@@ -19,15 +20,12 @@ from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import PRESETS
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.settings import ResolvedTraining
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 QUICK_LENGTHS = (8, 64)
 MODELS = (BASELINE, WITH_ATTENTION, WITHOUT_ATTENTION)
-STEP_TOKENS, RATE = 4096, 1e-4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FIRST_PIECE = 3
-_LABEL_SMOOTHING = 0.1
 
 
 def config_of(name: str, *, quick: bool) -> ModelConfig:
@@ -50,41 +48,13 @@ def random_batch(config: ModelConfig, length: int, tokens: int) -> Batch:
     return Batch(pieces[0], pieces[1], np.arange(rows), rows * length, rows * length)
 
 
-def _settings() -> ResolvedTraining:
-    """Those of the default run, of which the optimiser's alone matter here."""
-    return ResolvedTraining(
-        seed=1,
-        steps=1000,
-        minutes=None,
-        batch_tokens=STEP_TOKENS,
-        accumulate=1,
-        learning_rate=RATE,
-        schedule="linear",
-        warmup_steps=0,
-        beta1=0.9,
-        beta2=0.98,
-        epsilon=1e-9,
-        weight_decay=0.0,
-        clip_norm=1.0,
-        label_smoothing=_LABEL_SMOOTHING,
-        precision="fp32",
-        average_decay=0.99,
-        report_every=50,
-        validate_every=None,
-        save_every=None,
-        best_by="loss",
-        patience=0,
-        translate_dev=0,
-        keep_checkpoints=1,
-    )
-
-
 def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tokens: int) -> float:
     """Target tokens in the median step, after one that warms up."""
     torch.manual_seed(1)
     model = build_encoder_decoder(config).train()
-    optimizer = FlatOptimizer(model, _settings(), DTYPES[detect_machine("cpu").precision])
-    task = TranslationTask(model, label_smoothing=_LABEL_SMOOTHING)
+    precision = detect_machine("cpu").precision
+    optimizer = FlatOptimizer(model, optimizer_settings(precision), DTYPES[precision])
+    task = TranslationTask(model, label_smoothing=LABEL_SMOOTHING)
     batch = random_batch(config, length, tokens)
     seconds = []
     for _ in range(1 + repetitions):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from training_settings import RATE, optimizer_settings
 from training_worker import PROCESSOR, Device, read_plan, serve
 
 from transduce.data.batches import Batch
@@ -11,39 +12,8 @@ from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import choose_compile
 from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.settings import ResolvedTraining
 
-RATE = 1e-4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def resolve(precision: str) -> ResolvedTraining:
-    """Settings of which only the optimiser's matter here: they are those of the default run."""
-    return ResolvedTraining(
-        seed=1,
-        steps=1000,
-        minutes=None,
-        batch_tokens=4096,
-        accumulate=1,
-        learning_rate=RATE,
-        schedule="linear",
-        warmup_steps=0,
-        beta1=0.9,
-        beta2=0.98,
-        epsilon=1e-9,
-        weight_decay=0.0,
-        clip_norm=1.0,
-        label_smoothing=0.1,
-        precision="fp32" if precision == "fp32" else "bf16",
-        average_decay=0.99,
-        report_every=50,
-        validate_every=None,
-        save_every=None,
-        best_by="loss",
-        patience=0,
-        translate_dev=0,
-        keep_checkpoints=1,
-    )
 
 
 def main() -> None:
@@ -68,7 +38,7 @@ def main() -> None:
     model.train()
     if choose_compile(work.device).value:
         compile_layers(model, work.device)
-    settings = resolve(work.precision)
+    settings = optimizer_settings(work.precision)
     optimizer = FlatOptimizer(model, settings, DTYPES[work.precision])
     task = TranslationTask(model, label_smoothing=work.label_smoothing)
     batches = [

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.model.dropout import Dropout
-from transduce.model.masks import AttentionMask
+from transduce.model.masks import AttentionMask, LookAheadMask
 
 
 def attend(
@@ -37,7 +37,7 @@ def attend(
     """
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_to is None and _library_kernel_is_better(query, key, dropout):
-        is_causal = mask is not None and mask.is_look_ahead
+        is_causal = isinstance(mask, LookAheadMask)
         bias = None if mask is None or is_causal else mask.bias(query.dtype)
         rate = dropout.p if dropout is not None and dropout.training else 0.0
         return F.scaled_dot_product_attention(

@@ -12,9 +12,6 @@ from torch import Tensor
 class AttentionMask:
     """A boolean mask and, made at most once per dtype, the term that it adds to the scores."""
 
-    is_look_ahead = False
-    """Whether it is the lower triangle and nothing else: kernels know this one without being shown it."""
-
     def __init__(self, allowed: Tensor) -> None:
         if allowed.dtype != torch.bool or allowed.dim() != 4:
             raise ValueError(
@@ -37,9 +34,7 @@ class AttentionMask:
 
 
 class LookAheadMask(AttentionMask):
-    """Position i attends to positions 0 … i."""
-
-    is_look_ahead = True
+    """The lower triangle and nothing else: kernels know this one without being shown it."""
 
 
 class BiasedMask(AttentionMask):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Logits at a time. With their softmax 8 MB in bfloat16 stay in a processor's cache; a GPU wants large products.
-_CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
+_CHUNK_ELEMENTS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 1 << 27
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 
 
@@ -74,7 +74,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
-        rows = max(1, min(len(hidden), _CHUNK_ELEMENTS[hidden.device.type] // len(weight)))
+        most = _CHUNK_ELEMENTS if hidden.device.type == "cpu" else _CHUNK_ELEMENTS_OF_GPU
+        rows = max(1, min(len(hidden), most // len(weight)))
         logits = hidden.new_empty(rows, len(weight))
         for start in range(0, len(hidden), rows):
             x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
