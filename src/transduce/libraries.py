@@ -1,8 +1,18 @@
 """What the libraries under PyTorch read from the environment, once, and memory that they keep after use."""
 
 import ctypes
+import mmap
 import os
 import platform
+import re
+from pathlib import Path
+
+_MAPPINGS = Path("/proc/self/smaps")  # Linux's
+_MAPPING = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
+    r"(?:.*\n)*?Private_Dirty: +(?P<dirty>\d+) kB$",
+    re.MULTILINE,
+)
 
 
 def advise_libraries() -> None:
@@ -25,3 +35,19 @@ def return_memory() -> None:
     """Gives freed memory back to the system, where the C library is GNU's, which otherwise keeps it for later."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_library(name: str) -> None:
+    """Gives the memory of a library back that is not needed for now, on Linux.
+
+    What is only read is fetched from the file again as soon as somebody asks for it.
+
+    Args:
+        name: begins the name of the library's file.
+    """
+    if not _MAPPINGS.exists():
+        return
+    for found in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
+        if Path(found["path"]).name.startswith(name) and "w" not in found["rights"] and found["dirty"] == "0":
+            start, end = int(found["start"], 16), int(found["end"], 16)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

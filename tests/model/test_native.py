@@ -263,7 +263,8 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
         logits[..., 1] += 5.0  # many end
         scores = -torch.rand(batch, beams) * 5.0
         scores[:, 2:3] = float("-inf")
-        step = Step(logits, logits.logsumexp(dim=-1, keepdim=True), scores, logits[..., :0], torch.arange(batch))
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        step = Step(logits, scores, logits[..., :0], torch.arange(batch), normalizer)
         selection = BestSelection(beam_size=4, eos_id=1)
         expected = selection.select(step)
         use_kernels(NativeReductions())
@@ -273,6 +274,16 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
             use_kernels(None)
         for ours, theirs in zip(_real(found), _real(expected), strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("threads")
+def test_without_a_normalizer_it_is_the_logits_own() -> None:
+    torch.manual_seed(5)
+    kernels, logits, scores = NativeReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
+    without = kernels.select(logits, None, scores, eos_id=1, beam_size=4)
+    given = kernels.select(logits, kernels.log_normalizer(logits), scores, eos_id=1, beam_size=4)
+    for ours, theirs in zip((*without[0], *without[1]), (*given[0], *given[1]), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def _real(choice: Choice) -> list[Tensor]:

@@ -78,7 +78,7 @@ def test_one_group_is_the_plain_beam() -> None:
     logits = torch.randn(3, 4, 9, generator=generator)
     scores = torch.randn(3, 4, generator=generator)
     pieces = torch.zeros(3, 4, 2, dtype=torch.int64)
-    step = Step(logits, logits.logsumexp(-1, keepdim=True), scores, pieces, torch.arange(3))
+    step = Step(logits, scores, pieces, torch.arange(3))
     plain = BestSelection(beam_size=4, eos_id=END).select(step)
     grouped = DiverseSelection(beam_size=4, groups=1, penalty=5.0, eos_id=END).select(step)
     for expected, values in zip((*plain.live, *plain.ended), (*grouped.live, *grouped.ended), strict=True):
@@ -91,7 +91,7 @@ def test_each_group_goes_on_with_its_own_hypotheses() -> None:
     logits[0, 2:, 3] = 1.0
     scores = torch.tensor([[0.0, -0.1, -50.0, -50.1]])
     pieces = torch.zeros(1, 4, 1, dtype=torch.int64)
-    step = Step(logits, logits.logsumexp(-1, keepdim=True), scores, pieces, torch.arange(1))
+    step = Step(logits, scores, pieces, torch.arange(1))
     live = DiverseSelection(beam_size=4, groups=2, penalty=0.0, eos_id=END).select(step).live
     assert live.parents.tolist() == [[0, 1, 2, 3]]
     assert live.pieces.tolist() == [[2, 2, 3, 3]]

@@ -120,10 +120,10 @@ class BeamSearch:
     def advance(self) -> None:
         """One step: extends every live hypothesis by every piece, finishes those that end, keeps W others."""
         logits = self.scorer.step(self.newest).float()
-        normalizer = log_normalizer(logits)
+        normalizer = log_normalizer(logits) if self.rules else None
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
-        live, ended = self.selection.select(Step(logits, normalizer, self.scores, self.pieces, self.rows))
+        live, ended = self.selection.select(Step(logits, self.scores, self.pieces, self.rows, normalizer))
         if self.coverage is not None:
             self.coverage.add_step()
         self._finish_candidates(ended)

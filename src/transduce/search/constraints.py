@@ -114,7 +114,7 @@ class ConstrainedSelection:
         choice = self.plain.select(step)
         for row, place in enumerate(step.rows.tolist()):
             if place in self.matchers:
-                self._select(_one_sentence(step, row), place, _one_row(choice, row))
+                self._select(step.of_sentence(row), place, _one_row(choice, row))
         return choice
 
     def _select(self, step: Step, place: int, choice: Choice) -> None:
@@ -181,10 +181,6 @@ def allocate(sizes: dict[int, int], *, places: int, stages: int) -> dict[int, in
         shares[missing] += more
         spare -= more
     return shares
-
-
-def _one_sentence(step: Step, row: int) -> Step:
-    return Step(*(values[row : row + 1] for values in step))
 
 
 def _one_row(choice: Choice, row: int) -> Choice:

@@ -8,24 +8,47 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from transduce.search.vocabulary import best_pieces, kernels_for
+from transduce.search.vocabulary import best_pieces, kernels_for, log_normalizer
 
 NEVER = float("-inf")
 
 
-class Step(NamedTuple):
+class Step:
     """What a selection chooses from."""
 
-    logits: Tensor
-    """After the rules, float32, (B, W, V)."""
-    normalizer: Tensor
-    """Before the rules: logits - normalizer are the model's log-probabilities, (B, W, 1)."""
-    scores: Tensor
-    """Each hypothesis' log-probability so far, (B, W)."""
-    pieces: Tensor
-    """What each hypothesis holds so far, (B, W, t)."""
-    rows: Tensor
-    """Each sentence's place in the input, (B,)."""
+    def __init__(
+        self, logits: Tensor, scores: Tensor, pieces: Tensor, rows: Tensor, normalizer: Tensor | None = None
+    ) -> None:
+        """Of B sentences.
+
+        Args:
+            logits: after the rules, float32, (B, W, V).
+            scores: each hypothesis' log-probability so far, (B, W).
+            pieces: what each hypothesis holds so far, (B, W, t).
+            rows: each sentence's place in the input, (B,).
+            normalizer: of the logits before the rules, (B, W, 1); where nothing is said, no rule changed them.
+        """
+        self.logits = logits
+        self.scores = scores
+        self.pieces = pieces
+        self.rows = rows
+        self.known_normalizer = normalizer
+
+    @property
+    def normalizer(self) -> Tensor:
+        """logits - normalizer are the model's log-probabilities, (B, W, 1)."""
+        if self.known_normalizer is None:
+            self.known_normalizer = log_normalizer(self.logits)
+        return self.known_normalizer
+
+    def of_sentence(self, row: int) -> "Step":
+        """One sentence's alone."""
+        parts = (self.logits, self.scores, self.pieces, self.rows, self.normalizer)
+        return Step(*(values[row : row + 1] for values in parts))
+
+    def of_hypotheses(self, beams: slice) -> "Step":
+        """Only these hypotheses of each sentence."""
+        return Step(self.logits[:, beams], self.scores[:, beams], self.pieces, self.rows, self.normalizer[:, beams])
 
 
 class Candidates(NamedTuple):
@@ -74,7 +97,7 @@ class BestSelection:
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
             live, ended = kernels.select(
-                step.logits, step.normalizer, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
+                step.logits, step.known_normalizer, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
             )
             return Choice(Candidates(*live), Candidates(*ended))
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
@@ -101,8 +124,7 @@ class DiverseSelection:
             beams = slice(0, 1)  # at the first step there is one hypothesis, and all groups begin with it
             if step.logits.shape[1] > 1:
                 beams = slice(group * self.group_size, (group + 1) * self.group_size)
-            own = Step(step.logits[:, beams], step.normalizer[:, beams], step.scores[:, beams], step.pieces, step.rows)
-            candidates = best_candidates(own, 2 * self.group_size, taken[:, None] * self.penalty)
+            candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
             choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
             taken.scatter_add_(1, choice.live.pieces, torch.ones_like(choice.live.totals))
             choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))

@@ -32,11 +32,12 @@ class Reductions(Protocol):
         """As the function of this name."""
 
     def select(
-        self, logits: Tensor, normalizer: Tensor, scores: Tensor, *, eos_id: int, beam_size: int
+        self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[Quadruple, Quadruple]:
         """What `BestSelection` chooses, of at least 2 × beam_size pieces: the live ones, and those that end.
 
-        Each as parents, pieces, the pieces' log-probabilities, and totals.
+        Each as parents, pieces, the pieces' log-probabilities, and totals. Without a normaliser, the logits' own is
+        taken.
         """
 
 

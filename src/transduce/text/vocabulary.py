@@ -8,6 +8,8 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.errors import TransduceError
 
+_BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
+
 
 class Vocabulary:
     """The pieces of one side.
@@ -56,9 +58,14 @@ class Vocabulary:
         """Ids of many sentences, in order; the number of threads changes nothing but the time."""
         texts = [unicodedata.normalize("NFC", text) for text in texts] if self.nfc else list(texts)
         try:
-            ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)
+            return self._encode(texts, threads)
         except (RuntimeError, TypeError, UnicodeEncodeError):
-            ids = self._processor.encode([without_lone_surrogates(text) for text in texts], num_threads=threads)
+            return self._encode([without_lone_surrogates(text) for text in texts], threads)
+
+    def _encode(self, texts: list[str], threads: int) -> list[list[int]]:
+        if len(texts) < _BATCH:
+            return [self._processor.encode(text) for text in texts]
+        ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

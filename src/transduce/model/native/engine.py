@@ -16,6 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
 
+from transduce.libraries import release_library
 from transduce.model.native.emit import I64, POINTER, Emitter, Value
 from transduce.model.native.products import NARROW, WIDE, Tile
 
@@ -97,6 +98,7 @@ def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
     passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
+    release_library("libllvmlite")  # 70 MiB that nothing reads before the next program is made
     return {name: Program(name, engine) for name in names}
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import I64, Emitter, Value
+from transduce.model.native.emit import F32, I64, Emitter, Value
 from transduce.model.native.rows import exponential
 
 _VECTORS = 4  # of a block
@@ -93,7 +93,13 @@ class Line:
             done(k.build.or_(equal, k.build.icmp_signed(">=", k.sum_of(here, 1), self.width)))
         return k.sum_of(k.get(place, start), -1)
 
-    def sum_of_exponentials(self, greatest: Value) -> Value:
+    def log_normalizer(self) -> Value:
+        """The logarithm of the sum of all exponentials."""
+        greatest = self.greatest()[0]
+        total = self.k.intrinsic("llvm.log.f32", F32, self._sum_of_exponentials(greatest))
+        return self.k.build.fadd(greatest, total)
+
+    def _sum_of_exponentials(self, greatest: Value) -> Value:
         """Of exp(logit - greatest)."""
         k, most = self.k, self.k.splat(greatest)
         total = k.variable(k.splat(0.0))

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.model.native.emit import F32, I64, Emitter, Value
+from transduce.model.native.emit import I64, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.lines import Line, block_size, find_greatest
 
@@ -54,7 +54,7 @@ class NativeReductions:
         return values, places, normalizer
 
     def select(
-        self, logits: Tensor, normalizer: Tensor, scores: Tensor, *, eos_id: int, beam_size: int
+        self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[_Quadruple, _Quadruple]:
         """The best continuations that do not end, (B, beam_size), and the 2 × beam_size best of all, (B, n).
 
@@ -63,7 +63,7 @@ class NativeReductions:
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.
-            normalizer: (B, W, 1).
+            normalizer: (B, W, 1); the logits' own where nothing is said.
             scores: of the hypotheses, (B, W).
             eos_id: the end symbol.
             beam_size: how many are wanted.
@@ -74,11 +74,13 @@ class NativeReductions:
         ended = _room_for_candidates(logits, batch, count)
         programs, block = _programs()
         room = torch.empty(torch.get_num_threads(), width // block + 2 * block + 4 * (beams * count + block))
+        scores = scores.contiguous()
+        normalizer = None if normalizer is None else normalizer.contiguous()
         programs["select"].run(
             *_rows(logits),
             beams,
-            normalizer.contiguous().data_ptr(),
-            scores.contiguous().data_ptr(),
+            0 if normalizer is None else normalizer.data_ptr(),
+            scores.data_ptr(),
             eos_id,
             beam_size,
             *(each.data_ptr() for each in (*live, *ended)),
@@ -131,9 +133,7 @@ def _write_reduce(k: Emitter) -> None:
             line = Line(k, k.at(k.place(logits), k.times(row, stride)), width, maxima)
             line.find_maxima()
             with k.where(k.build.icmp_signed("!=", normalizer, k.number(0))):
-                greatest = line.greatest()[0]
-                total = k.intrinsic("llvm.log.f32", F32, line.sum_of_exponentials(greatest))
-                k.store(k.build.fadd(greatest, total), k.at(k.place(normalizer), row))
+                k.store(line.log_normalizer(), k.at(k.place(normalizer), row))
             found = k.times(row, count)
             line.take_greatest_of(count, k.at(k.place(values), found), k.at(k.place(places), found, I64))
 
@@ -141,7 +141,8 @@ def _write_reduce(k: Emitter) -> None:
 def _write_select(k: Emitter) -> None:
     """`select(logits, N, V, stride, W, normalizer, scores, end, beam size, live, ended, room, room a thread)`.
 
-    live and ended are four places each: parents and pieces, int64, piece scores and totals, float32.
+    live and ended are four places each: parents and pieces, int64, piece scores and totals, float32. Without a place of
+    normalisers, they are the logits' own.
     """
     with program(k, "select", 19) as (numbers, thread, threads):
         logits, rows, width, stride, beams, normalizer, scores, end, beam_size = numbers[:9]
@@ -156,10 +157,16 @@ def _write_select(k: Emitter) -> None:
                 row = k.sum_of(k.times(sentence, beams), beam)
                 line = Line(k, k.at(k.place(logits), k.times(row, stride)), width, maxima)
                 line.find_maxima()
+                own_normalizer = k.variable(k.real(0.0))
+                with k.build.if_else(k.build.icmp_signed("==", normalizer, k.number(0))) as (then, otherwise):
+                    with then:
+                        k.store(line.log_normalizer(), own_normalizer)
+                    with otherwise:
+                        k.store(k.load(k.at(k.place(normalizer), row)), own_normalizer)
                 start = k.times(beam, count)
                 line.take_greatest_of(count, k.at(candidates.scores, start), k.at(candidates.pieces, start, I64))
-                own = (k.load(k.at(k.place(each), row)) for each in (normalizer, scores))
-                candidates.add_up(start, count, *own)
+                score = k.load(k.at(k.place(scores), row))
+                candidates.add_up(start, count, k.get(own_normalizer, score), score)
             candidates.close()
             live, ended = (
                 _Places(k, [k.place(each) for each in places], k.times(sentence, room_for))
