@@ -5,6 +5,7 @@
     python benchmarks/decoding_speed.py --deep-shallow        # a model of 12+1 layers beside that of 6+6, trained too
     python benchmarks/decoding_speed.py --isa avx512 avx2     # without AMX, and without AVX-512
     python benchmarks/decoding_speed.py --processor-time      # on a machine that does other work too, with --threads 1
+    python benchmarks/decoding_speed.py --model DIR --source F --target F    # a 4+4 x 128 model of your own
     python benchmarks/decoding_speed.py --json rows.json      # the figures as a list of rows; `-` for standard output
 
 The same weights, the same test sentences of Tatoeba German to English in the same pieces, sorted by length, the same
@@ -25,14 +26,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sacrebleu
+from decoding_quality import quality_rows
 from decoding_worker import Order, Plan
 from environments import peer_python, pinned
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
 from transduce.runtime.machine import detect_machine
 from transduce.runtime.translator import Translator, load
-from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 
 PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the environment that exchange.py has
@@ -292,55 +292,14 @@ def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
     return _row(f"{size}, memory less the bare import", "MiB", ours, peer, ("<=", 1.0) if judged else None)
 
 
-def quality_rows(size: str, folder: Path, sources: list[str], references: list[str], threads: int) -> list[Row]:
-    """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score."""
-    exact = load(folder, precision="fp32", device="cpu", threads=threads)
-    searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
-    expected = {beam: [each.text for each in exact.translate(sources, search)] for beam, search in searches.items()}
-    rows = []
-    for precision in ("auto", "int8"):
-        fast = load(folder, precision=precision, device="cpu", threads=threads)
-        for beam_size, search in searches.items():
-            texts = [[each.text for each in fast.translate(sources, search)], expected[beam_size]]
-            name = f"{size}, {precision} ({fast.precision}) against fp32, beam {beam_size}"
-            bleu, exact_bleu = (sacrebleu.corpus_bleu(found, [references]).score for found in texts)
-            near = abs(bleu - exact_bleu) <= 0.1
-            rows.append(Row(f"{name}, BLEU", bleu, "BLEU", "fp32", exact_bleu, None, "within 0.1", near))
-            different = [n for n, (one, other) in enumerate(zip(*texts, strict=True)) if one != other]
-            rows.append(Row(f"{name}, translations that differ", len(different), f"of {len(sources):,}"))
-            rows.append(_score_row(name, exact, sources, texts))
-            if beam_size == 1:
-                gap = max((_gap(exact, sources[n], texts[0][n], texts[1][n]) for n in different), default=0.0)
-                row = Row(f"{name}, greatest gap at the first difference", gap, "nats", bar="< 0.05", holds=gap < 0.05)
-                rows.append(row)
-    return rows
-
-
-def _score_row(name: str, exact: Translator, sources: list[str], texts: list[list[str]]) -> Row:
-    """The mean log-probability of a piece, by the exact model."""
-    means = []
-    for found in texts:
-        scores = exact.score(sources, found)
-        total = sum(len(score.piece_log_probabilities) for score in scores)
-        means.append(sum(score.log_probability for score in scores) / total)
-    holds = means[0] >= means[1] - 0.01
-    return Row(f"{name}, mean score", means[0], "nats a piece", "fp32", means[1], None, "not lower by 0.01", holds)
-
-
-def _gap(exact: Translator, source: str, found: str, expected: str) -> float:
-    """By how much the exact model prefers its own piece where two translations part."""
-    scores = exact.score([source, source], [found, expected])
-    pieces = [[*score.pieces, None] for score in scores]
-    first = next(n for n, (one, other) in enumerate(zip(*pieces, strict=False)) if one != other)
-    values = [score.piece_log_probabilities[first] for score in scores]
-    return values[1] - values[0]
-
-
 def main() -> int:
     """Measures and reports."""
     options = parser(__doc__)
     options.add_argument("--size", choices=SIZES, nargs="+", default=["512", "128"])
     options.add_argument("--deep-shallow", action="store_true", help="the model of 12+1 layers too")
+    options.add_argument("--model", type=Path, help="one that is trained already, of the first --size")
+    options.add_argument("--source", type=Path, help="its test sentences")
+    options.add_argument("--target", type=Path, help="their references")
     options.add_argument("--sentences", type=int, default=256, help="timed in batches, spread over the lengths")
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=3)
@@ -356,10 +315,12 @@ def main() -> int:
     clock = "processor_" if said.processor_time else ""
     python = peer_python("exchange", [pinned(name) for name in PEERS])
     corpus = data_folder() / "tatoeba-de-en"
-    sources, references = (list(read_lines(corpus / f"test.{language}.gz")) for language in ("de", "en"))
+    files = (said.source or corpus / "test.de.gz", said.target or corpus / "test.en.gz")
+    sources, references = (list(read_lines(path)) for path in files)
     rows: list[Row] = []
-    for size in ["128"] if said.quick else [*said.size, *([DEEP_SHALLOW] if said.deep_shallow else [])]:
-        folder = train(size, said.minutes or (1.0 if said.quick else SIZES[size].minutes))
+    sizes = ["128"] if said.quick else [*said.size, *([DEEP_SHALLOW] if said.deep_shallow else [])]
+    for size in sizes[:1] if said.model else sizes:
+        folder = said.model or train(size, said.minutes or (1.0 if said.quick else SIZES[size].minutes))
         for isa in said.isa:
             answers = run_all(said, folder, sources, (python, threads), ISA[isa])
             judged = not said.quick and size != DEEP_SHALLOW

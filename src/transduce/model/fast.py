@@ -4,8 +4,9 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
 import importlib.util
+import sys
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -14,7 +15,10 @@ from transduce.model.quantized import Int8Linear, Int8Transformer, MakeProduct
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 
-__all__ = ["LogitState", "has_kernels", "product_maker", "start_fast", "supports"]
+if TYPE_CHECKING:
+    from transduce.model.native.state import NativeState
+
+__all__ = ["LogitState", "has_kernels", "native_state", "product_maker", "start_fast", "supports"]
 
 
 @runtime_checkable
@@ -47,6 +51,15 @@ def product_maker(activation_levels: int) -> MakeProduct:
         return NativeLinear(weight, bias, tile)
 
     return make
+
+
+def native_state(state: DecodingState) -> "NativeState | None":
+    """The state, if it is one of machine code."""
+    if "transduce.model.native.state" not in sys.modules:
+        return None
+    from transduce.model.native.state import NativeState
+
+    return state if isinstance(state, NativeState) else None
 
 
 def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:

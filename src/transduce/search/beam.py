@@ -117,7 +117,7 @@ class BeamSearch:
         # The best finished hypotheses of each sentence's groups.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
-    def advance(self) -> None:
+    def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """One step: extends every live hypothesis by every piece, finishes those that end, keeps W others."""
         logits = self.scorer.step(self.newest).float()
         normalizer = log_normalizer(logits) if self.rules else None

@@ -81,7 +81,7 @@ class Walk:
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
         self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
-    def advance(self) -> None:
+    def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Every hypothesis takes its next piece."""
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:

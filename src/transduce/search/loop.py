@@ -10,6 +10,8 @@ from torch import Tensor
 
 from transduce.search.scorer import Hypothesis, Observer
 
+_MANY = 2**31  # steps: until all sentences have left
+
 
 class Search(Protocol):
     """A search for the target sequences of a batch, somewhere between its first step and its last."""
@@ -18,8 +20,11 @@ class Search(Protocol):
     def rows(self) -> Tensor:
         """The places in the batch of the sentences that are still decoded, (B,)."""
 
-    def advance(self) -> None:
-        """One step: every hypothesis grows by a piece; sentences that are finished leave."""
+    def advance(self, steps: int = 1) -> None:
+        """A step, or more where that is faster, but not more than `steps`.
+
+        In a step every hypothesis grows by a piece; sentences that are finished leave.
+        """
 
     def hypotheses(self) -> Tensor:
         """What an observer is shown: see `Observer.after_step`, (B, W, t)."""
@@ -42,7 +47,7 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
         Each sentence's hypotheses. One that was given up may have none.
     """
     while len(search.rows):
-        search.advance()
+        search.advance(_MANY if observer is None else 1)
         if observer is not None and len(search.rows):
             search.give_up(observer.after_step(search.rows, search.hypotheses()))
     return search.found()

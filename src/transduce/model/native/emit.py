@@ -4,14 +4,14 @@ A kernel is a function that is called while its instructions are written: Python
 the machine. Variables are places on the stack, which LLVM turns into registers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-F32 = ir.FloatType()
+F32, F64 = ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
 
@@ -47,6 +47,11 @@ class Emitter:
         """Calls a function that was written before."""
         self.build.call(self.module.get_global(name), values)
 
+    def call_at(self, address: Value, *values: Value) -> None:
+        """Calls a function without a result by its address."""
+        kind = ir.FunctionType(VOID, [value.type for value in values])
+        self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
+
     def ask(self, name: str) -> Value:
         """What a function outside of the module says, which takes nothing and gives an int; as 64 bits."""
         return self.build.sext(self.intrinsic(name, I32), I64)
@@ -74,6 +79,15 @@ class Emitter:
         yield number
         number.add_incoming(self.build.add(number, self.number(step)), self.build.block)
         self.build.branch(head)
+        self.build.position_at_end(after)
+
+    @contextmanager
+    def until(self) -> Iterator[Callable[[Value], None]]:
+        """Repeats the body of `with` until the condition holds that it hands over as the last thing it does."""
+        again, after = self.build.append_basic_block(), self.build.append_basic_block()
+        self.build.branch(again)
+        self.build.position_at_end(again)
+        yield lambda condition: self.build.cbranch(condition, after, again)
         self.build.position_at_end(after)
 
     def barrier(self, threads: Value) -> None:
@@ -163,6 +177,11 @@ class Emitter:
     def store(self, value: Value, place: Value) -> None:
         """Puts it there; vectors need not be aligned."""
         self.build.store(value, place, align=1 if value.type in (I8, ir.VectorType(I8, self.lanes)) else 4)
+
+    def copy(self, source: Value, target: Value, count: Value) -> None:
+        """So many numbers of 32 bits from one place to another."""
+        volatile = ir.Constant(ir.IntType(1), 0)
+        self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.times(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
         """A place on the stack that holds a value of this type, first this one."""

@@ -32,14 +32,17 @@ class Program:
         self.name = name
         self._engine = engine
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self._alone = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(name))
+        self.address: int = engine.get_function_address(name)
+        self._alone = ctypes.CFUNCTYPE(None, *kinds)(self.address)
         self._on_threads = find_threading()
         self._together = ctypes.c_void_p(engine.get_function_address(f"{name}_together") if self._on_threads else 0)
 
     def run(self, *values: int) -> None:
         """Runs with these numbers on PyTorch's number of threads. Nothing is checked."""
-        numbers = (ctypes.c_int64 * len(values))(*values)
-        threads = torch.get_num_threads()
+        self.run_with((ctypes.c_int64 * len(values))(*values), torch.get_num_threads())
+
+    def run_with(self, numbers: Any, threads: int) -> None:
+        """The same on so many threads, with an array of ctypes; the program may change what is in it."""
         if threads == 1 or self._on_threads is None:
             self._alone(numbers, 0, 1)
         else:
@@ -75,8 +78,15 @@ def program(k: Emitter, name: str, count: int) -> Iterator[tuple[list[Value], Va
 
     Places among the numbers become pointers by `Emitter.place`.
     """
-    with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
+    with entry(k, name) as (numbers, thread, threads):
         yield [k.load(k.at(numbers, place, I64), I64) for place in range(count)], thread, threads
+
+
+@contextmanager
+def entry(k: Emitter, name: str) -> Iterator[tuple[Value, Value, Value]]:
+    """A program, written in the body of `with`; gives the place of its numbers, the thread's number and the threads."""
+    with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
+        yield numbers, thread, threads
     if k.threaded:
         with k.function(f"{name}_together", POINTER, exported=True) as (numbers,):
             k.call(name, numbers, k.ask("transduce_thread_number"), k.ask("transduce_thread_count"))

@@ -3,9 +3,6 @@
 Legend: V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I64, Emitter, Value
@@ -86,7 +83,7 @@ class Line:
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """An element at a time, so that nothing behind the last row is read."""
         k, place = self.k, self.k.variable(start)
-        with _until(k) as done:
+        with k.until() as done:
             here = k.get(place, start)
             k.store(k.sum_of(here, 1), place)
             equal = k.build.fcmp_ordered("==", k.load(k.at(self.place, here)), value)
@@ -136,7 +133,7 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
     """The place of the first element before `end` that is this value; the last one where there is none (NaN)."""
     bits_kind = ir.IntType(k.lanes)
     bits_place, place = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.number(0))
-    with _until(k) as done:
+    with k.until() as done:
         here = k.get(place, end)
         equal = k.build.fcmp_ordered("==", k.load_floats(array, here), k.splat(value))
         bits = k.build.bitcast(equal, bits_kind)
@@ -149,13 +146,3 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
     found = k.sum_of(k.get(place, end), -k.lanes, offset)
     last = k.sum_of(end, -1)
     return k.build.select(k.build.icmp_signed("<", found, last), found, last)
-
-
-@contextmanager
-def _until(k: Emitter) -> Iterator[Callable[[Value], None]]:
-    """Repeats the body of `with` until the condition holds that it hands over as the last thing it does."""
-    again, after = k.build.append_basic_block(), k.build.append_basic_block()
-    k.build.branch(again)
-    k.build.position_at_end(again)
-    yield lambda condition: k.build.cbranch(condition, after, again)
-    k.build.position_at_end(after)

@@ -140,12 +140,12 @@ class ModelPrograms:
         self.encode: Program = programs["encode"]
         self.step: Program = programs["step"]
 
-    def added_at(self, position: int) -> Tensor:
-        """What is added to embeddings at a position, (D,)."""
+    def added_until(self, position: int) -> Tensor:
+        """What is added to embeddings, up to this position at least, (positions, D)."""
         if position >= len(self._added):
             count = min(max(2 * position, 64), self._most_positions)
             self._added = self._positions(torch.zeros(1, max(count, position + 1), self.d_model))[0]
-        return self._added[position]
+        return self._added
 
 
 _PROGRAMS: WeakKeyDictionary[Transformer, ModelPrograms | None] = WeakKeyDictionary()

@@ -4,6 +4,7 @@ Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary, 
 """
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,44 @@ from transduce.model.native.lines import Line, block_size, find_greatest
 
 _NEVER = float("-inf")
 _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class SelectPlaces(NamedTuple):
+    """The numbers that the program `select` is given: addresses, where nothing else is said."""
+
+    logits: Any
+    """(N, V)."""
+    rows: Any
+    """A number: N."""
+    vocabulary_size: Any
+    """A number: V."""
+    stride: Any
+    """A number: from one row of logits to the next."""
+    beams: Any
+    """A number: hypotheses of each sentence."""
+    normalizer: Any
+    """Of each row, (N,); without one it is the logits' own."""
+    scores: Any
+    """Of each hypothesis, (N,)."""
+    eos_id: Any
+    """A number: the end symbol."""
+    beam_size: Any
+    """A number: how many are wanted."""
+    live_parents: Any
+    """Room for those that do not end, (B, beam size): int64, as the next ones."""
+    live_pieces: Any
+    live_scores: Any
+    """float32, as the next ones."""
+    live_totals: Any
+    ended_parents: Any
+    """Room for all candidates, of which those have a total that end and are good enough, (B, 2 × beam size)."""
+    ended_pieces: Any
+    ended_scores: Any
+    ended_totals: Any
+    room: Any
+    """Room for the next number, for each thread."""
+    own_room: Any
+    """A number: see `room_to_select`."""
 
 
 class NativeReductions:
@@ -72,8 +111,8 @@ class NativeReductions:
         count = 2 * beam_size
         live = _room_for_candidates(logits, batch, beam_size)
         ended = _room_for_candidates(logits, batch, count)
-        programs, block = _programs()
-        room = torch.empty(torch.get_num_threads(), width // block + 2 * block + 4 * (beams * count + block))
+        programs, _ = _programs()
+        room = torch.empty(torch.get_num_threads(), room_to_select(width, beams, beam_size))
         scores = scores.contiguous()
         normalizer = None if normalizer is None else normalizer.contiguous()
         programs["select"].run(
@@ -88,6 +127,12 @@ class NativeReductions:
             room.shape[1],
         )
         return live, ended
+
+
+def room_to_select(width: int, beams: int, beam_size: int) -> int:
+    """How many numbers of room each thread needs to select among V pieces of so many hypotheses."""
+    block = _programs()[1]
+    return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
@@ -116,7 +161,7 @@ def _programs() -> tuple[dict[str, Program], int]:
     assert tile is not None
     k = new_emitter("reductions", tile)
     _write_reduce(k)
-    _write_select(k)
+    write_select(k)
     return compile_programs(k, ("reduce", "select")), block_size(k)
 
 
@@ -138,13 +183,9 @@ def _write_reduce(k: Emitter) -> None:
             line.take_greatest_of(count, k.at(k.place(values), found), k.at(k.place(places), found, I64))
 
 
-def _write_select(k: Emitter) -> None:
-    """`select(logits, N, V, stride, W, normalizer, scores, end, beam size, live, ended, room, room a thread)`.
-
-    live and ended are four places each: parents and pieces, int64, piece scores and totals, float32. Without a place of
-    normalisers, they are the logits' own.
-    """
-    with program(k, "select", 19) as (numbers, thread, threads):
+def write_select(k: Emitter) -> None:
+    """`select` of `SelectPlaces`."""
+    with program(k, "select", len(SelectPlaces._fields)) as (numbers, thread, threads):
         logits, rows, width, stride, beams, normalizer, scores, end, beam_size = numbers[:9]
         room = k.at(k.place(numbers[17]), k.times(thread, numbers[18]))
         count = k.times(beam_size, 2)

@@ -17,6 +17,7 @@ from transduce.model.native.products import MOST_LANES
 from transduce.model.transformer import Transformer
 
 _ROOM = 8  # steps for which the pool has room at first, and after it was enlarged
+_LEAST_ROOM = 256  # entries, however few rows there are
 
 
 class NativeState:
@@ -36,7 +37,7 @@ class NativeState:
         entry = (model.config.num_decoder_layers, 2 * self.programs.heads.inner)
         pieces = self.row_sources.shape[1]
         self.memory = model.source_weight.new_empty(entry[0], pieces, entry[1])
-        self.pool = Pool(model.source_weight.new_empty(entry[0], _ROOM * len(source_ids), entry[1]))
+        self.pool = Pool(model.source_weight.new_empty(entry[0], _room_for(len(source_ids)), entry[1]))
         self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
         embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
         self.scratch = Scratch(self.programs, pieces, self._scores())
@@ -122,10 +123,15 @@ class NativeState:
             list_stride=self.lists.shape[1],
             length=self.position + 1,
             ids=0 if ids is None else ids.data_ptr(),
-            added=0 if ids is None else self.programs.added_at(self.position).data_ptr(),
+            added=0 if ids is None else self.programs.added_until(self.position)[self.position].data_ptr(),
             logits=0 if ids is None else self.logits_room.data_ptr(),
         )
         program.run(*places)
+
+
+def _room_for(rows: int) -> int:
+    """Entries for some steps of so many rows."""
+    return max(_LEAST_ROOM, _ROOM * rows)
 
 
 class Pool:
@@ -145,7 +151,7 @@ class Pool:
         live, renamed = lists.unique(return_inverse=True)  # ascending
         self.used, old = len(live), self.entries
         if self.used + rows * _ROOM // 2 > old.shape[1]:
-            self.entries = old.new_empty(len(old), self.used + rows * _ROOM, old.shape[2])
+            self.entries = old.new_empty(len(old), self.used + _room_for(rows), old.shape[2])
         for layer, kept in enumerate(old):
             self.entries[layer, : self.used] = kept.index_select(0, live)
         names: Tensor = renamed.to(torch.int32)
