@@ -1,13 +1,14 @@
 """Are the settings that `transduce train` chooses good ones? A small sweep around them, on dev.
 
     python benchmarks/choices.py --corpus zh-en            # 24,492 pairs
-    python benchmarks/choices.py --corpus de-en --steps 1000
+    python benchmarks/choices.py --corpus de-en --minutes 45
     python benchmarks/choices.py --corpus 300              # 300 pairs of zh-en, spread evenly
     python benchmarks/choices.py --quick
 
-Each variant changes one chosen setting and trains for as many steps as cost the same arithmetic as the chosen ones', so
-that a busy machine changes nothing but the time. The bar is that the chosen settings come within 0.5 BLEU of the best
-variant on dev (beam 4). Runs that are complete are not repeated.
+Each variant changes one chosen setting (with the batch, the learning rate by about its root) and trains for as many
+steps as cost the same arithmetic as the chosen ones', so that a busy machine changes nothing but the time. What is
+chosen may depend on the time there is: `--minutes` says how long `transduce train` would be given. The bar is that the
+chosen settings come within 0.5 BLEU of the best variant on dev (beam 4). Runs that are complete are not repeated.
 """
 
 import gzip
@@ -18,21 +19,23 @@ from pathlib import Path
 
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
+from transduce.training.choices import PRESETS, count_parameters
+
 VARIANTS: dict[str, dict[str, str]] = {
     "chosen": {},
-    "half the vocabulary": {"tokenizer.vocabulary_size": "0.5"},
-    "twice the vocabulary": {"tokenizer.vocabulary_size": "2"},
-    "dropout 0.1": {"model.dropout": "=0.1"},
-    "dropout 0.4": {"model.dropout": "=0.4"},
     "half the learning rate": {"training.learning_rate": "0.5"},
     "twice the learning rate": {"training.learning_rate": "2"},
-    "half the batch": {"training.batch_tokens": "0.5"},
-    "twice the batch": {"training.batch_tokens": "2"},
+    "half the batch": {"training.batch_tokens": "0.5", "training.learning_rate": "0.7"},
+    "twice the batch": {"training.batch_tokens": "2", "training.learning_rate": "1.4"},
+    "four times the batch": {"training.batch_tokens": "4", "training.learning_rate": "2"},
+    "dropout 0.1": {"model.dropout": "=0.1"},
+    "dropout 0.4": {"model.dropout": "=0.4"},
+    "half the vocabulary": {"tokenizer.vocabulary_size": "0.5"},
+    "twice the vocabulary": {"tokenizer.vocabulary_size": "2"},
     "preset tiny": {"preset": "=tiny"},
     "preset small": {"preset": "=small"},
 }
 QUICK = ("chosen", "half the learning rate")
-SHAPES = {"tiny": (4, 4, 128, 256), "small": (6, 6, 256, 1024)}  # layers of encoder and decoder, d_model, d_ff
 
 
 def corpus_files(name: str, work: Path) -> dict[str, str]:
@@ -54,34 +57,28 @@ def corpus_files(name: str, work: Path) -> dict[str, str]:
     return files
 
 
-def chosen_values(files: dict[str, str], work: Path) -> dict[str, float]:
-    """What is chosen for this corpus, from the account that a dry run prints."""
-    command = [*train_command(files, work / "dry"), "--dry-run"]
+def chosen_values(files: dict[str, str], work: Path, minutes: float | None) -> tuple[str, dict[str, float]]:
+    """The preset and the numbers that are chosen for this corpus, from the account that a dry run prints."""
+    limit = ["--minutes", str(minutes)] if minutes else []
+    command = [*train_command(files, work / "dry"), "--dry-run", *limit]
     account = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    values: dict[str, float] = {}
+    preset, values = "", {}
     for line in account.splitlines():
         words = line.split()
-        if len(words) >= 2 and "." in words[0]:
+        if words[:1] == ["preset"]:
+            preset = words[1]
+        elif len(words) >= 2 and "." in words[0]:
             try:
                 values[words[0]] = float(words[1].replace(",", ""))
             except ValueError:
                 continue
-    return values
+    return preset, values
 
 
-def arithmetic(values: dict[str, float], preset: str = "") -> float:
+def arithmetic(values: dict[str, float], preset: str) -> float:
     """Multiplications of a step's forward pass, a target piece taken to come with one of the source."""
-    names = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff")
-    encoder, decoder, width, inner = SHAPES.get(preset) or (values[f"model.{name}"] for name in names)
-    layers = encoder * (4 * width**2 + 2 * width * inner) + decoder * (8 * width**2 + 2 * width * inner)
-    return (layers + width * values["tokenizer.vocabulary_size"]) * values["training.batch_tokens"]
-
-
-def is_chosen(changes: dict[str, str], chosen: dict[str, float]) -> bool:
-    """Whether the variant is the preset that was chosen anyway."""
-    if set(changes) != {"preset"}:
-        return False
-    return arithmetic(chosen, changes["preset"][1:]) == arithmetic(chosen)
+    parameters = count_parameters(PRESETS[preset], int(values["tokenizer.vocabulary_size"]))
+    return parameters * values["training.batch_tokens"]
 
 
 def train_command(files: dict[str, str], out: Path) -> list[str]:
@@ -93,24 +90,23 @@ def train_command(files: dict[str, str], out: Path) -> list[str]:
 
 
 def run_variant(
-    changes: dict[str, str], chosen: dict[str, float], files: dict[str, str], out: Path, steps: int
+    changes: dict[str, str], chosen: tuple[str, dict[str, float]], files: dict[str, str], out: Path, steps: int
 ) -> tuple[float, int] | None:
     """Dev BLEU of one variant, and its steps; None where the command refuses it.
 
     "=x" sets a value, "0.5" multiplies the chosen one.
     """
-    values, preset, options = dict(chosen), "", []
+    usual_preset, usual = chosen
+    values, preset, options = dict(usual), changes.get("preset", f"={usual_preset}")[1:], []
     for name, change in changes.items():
         if name == "preset":
-            preset = change[1:]
-            options += ["--set", f"preset={preset}"]
             continue
-        values[name] = float(change[1:]) if change.startswith("=") else chosen[name] * float(change)
+        values[name] = float(change[1:]) if change.startswith("=") else usual[name] * float(change)
         whole = name in ("tokenizer.vocabulary_size", "training.batch_tokens")
         options += ["--set", f"{name}={int(values[name]) if whole else values[name]}"]
-    own_steps = round(steps * arithmetic(chosen) / arithmetic(values, preset))
+    own_steps = round(steps * arithmetic(usual, usual_preset) / arithmetic(values, preset))
     if not (out / "dev_score.json").exists():
-        command = [*train_command(files, out), "--resume", "--steps", str(own_steps), *options]
+        command = [*train_command(files, out), "--resume", "--preset", preset, "--steps", str(own_steps), *options]
         if subprocess.run(command, check=False).returncode:  # refused: too few pieces for the characters, say
             return None
     return float(json.loads((out / "dev_score.json").read_text(encoding="utf-8"))["bleu"]["value"]), own_steps
@@ -120,18 +116,19 @@ def main() -> int:
     """Runs the variants and reports how far the choice is from the best."""
     options = parser(__doc__)
     options.add_argument("--corpus", choices=("300", "zh-en", "de-en"), default="zh-en")
-    options.add_argument("--steps", type=int, default=1500, help="of training, with the chosen settings")
+    options.add_argument("--steps", type=int, default=3200, help="of training, with the chosen settings")
+    options.add_argument("--minutes", type=float, help="that `transduce train` would be given; it changes the choices")
     options.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "choices")
     said = options.parse_args()
     print(machine())
     steps = 100 if said.quick else said.steps
-    work = said.out / f"{said.corpus}-{steps}"
+    work = said.out / f"{said.corpus}-{steps}{f'-{said.minutes:g}min' if said.minutes else ''}"
     files = corpus_files(said.corpus, work)
-    chosen = chosen_values(files, work)
+    chosen = chosen_values(files, work, said.minutes)
     rows, scores = [], {}
     for name in QUICK if said.quick else said.variants:
-        if is_chosen(VARIANTS[name], chosen):
+        if VARIANTS[name] == {"preset": f"={chosen[0]}"}:
             continue
         out = work / name.replace(" ", "-")
         if (result := run_variant(VARIANTS[name], chosen, files, out, steps)) is None:

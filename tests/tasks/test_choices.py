@@ -4,18 +4,22 @@ import pytest
 
 from transduce.training.choices import (
     PRESETS,
+    Choice,
     CorpusSize,
     choose_average_decay,
     choose_batch_tokens,
     choose_best_by,
     choose_epochs,
+    choose_language_model_batch_tokens,
     choose_learning_rate,
     choose_patience,
     choose_preset,
+    choose_preset_in_time,
     choose_schedule,
     choose_steps,
     choose_vocabulary_size,
     choose_warmup_steps,
+    count_parameters,
 )
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
@@ -35,6 +39,42 @@ SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 
 )
 def test_preset_follows_the_number_of_pairs(pairs: int, preset: str) -> None:
     assert choose_preset(pairs).value == preset
+
+
+def test_parameters_are_those_of_table_3() -> None:
+    # 65 million in the paper, of which norms, biases and the lookup of embeddings multiply nothing here.
+    assert count_parameters(PRESETS["paper-base"], 37_000) == 6 * 3_145_728 + 6 * 4_194_304 + 18_944_000
+
+
+@pytest.mark.parametrize(
+    ("minutes", "operations_per_second", "preset"),
+    [
+        (45, 2e11, "tiny"),  # two cores with bfloat16 dot products
+        (45, 6e11, "tiny"),  # with tiles: 21 million pieces for 13 million parameters
+        (120, 6e11, "small"),  # 55 million
+        (12 * 60, 6e11, "small"),  # base would read 89 million for its 48 million
+        (24 * 60, 6e11, "base"),
+        (60, 1e14, "base"),
+        (3 * 60, 1e14, "big"),
+        (0.01, 1e9, "tiny"),
+    ],
+)
+def test_in_little_time_a_smaller_model_learns_more(minutes: float, operations_per_second: float, preset: str) -> None:
+    chosen = choose_preset_in_time(
+        Choice("big", "many pairs"),
+        minutes=minutes,
+        operations_per_second=operations_per_second,
+        vocabulary_size=8_600,
+    )
+    assert chosen.value == preset
+    assert chosen.reason.startswith("many pairs")
+    assert (f"{minutes:g} minutes" in chosen.reason) == (preset != "big")
+
+
+def test_all_the_time_in_the_world_makes_no_model_greater_than_suits_the_corpus() -> None:
+    suited = choose_preset(165_000)
+    chosen = choose_preset_in_time(suited, minutes=1e6, operations_per_second=1e14, vocabulary_size=8_600)
+    assert chosen is suited
 
 
 def test_presets_grow_with_the_corpus() -> None:
@@ -71,15 +111,21 @@ def test_vocabulary_grows_with_pairs_and_with_characters() -> None:
     ("epoch_tokens", "device", "tokens"),
     [
         (3_000, "cpu", 512),
-        (100_000, "cpu", 2_000),  # 50 steps an epoch
-        (240_000, "cpu", 4_096),
-        (1_650_000, "cpu", 4_096),
+        (40_000, "cpu", 800),  # 50 steps an epoch
+        (240_000, "cpu", 1_024),
+        (1_650_000, "cpu", 1_024),
         (1_650_000, "cuda", 25_000),
         (240_000, "cuda:1", 4_800),
     ],
 )
 def test_batch_tokens(epoch_tokens: int, device: str, tokens: int) -> None:
     assert choose_batch_tokens(epoch_tokens, device).value == tokens
+
+
+def test_language_models_take_larger_steps() -> None:
+    assert choose_language_model_batch_tokens(4_000_000, "cpu").value == 4_096
+    assert choose_language_model_batch_tokens(100_000, "cpu").value == 2_000
+    assert choose_language_model_batch_tokens(4_000_000, "cuda").value == 25_000
 
 
 @pytest.mark.parametrize(
@@ -105,6 +151,13 @@ def test_epochs_fall_as_the_corpus_grows_and_stay_in_bounds() -> None:
 def test_learning_rate_falls_with_the_width() -> None:
     assert choose_learning_rate(512, "linear", 4_000).value == 0.5 / 512
     assert choose_learning_rate(128, "linear", 4_000).value == 0.5 / 128
+
+
+def test_learning_rate_falls_with_the_root_of_the_batch() -> None:
+    assert choose_learning_rate(128, "linear", 4_000, 4_096).value == 0.5 / 128
+    assert choose_learning_rate(128, "linear", 4_000, 25_000).value == 0.5 / 128
+    assert choose_learning_rate(128, "linear", 4_000, 1_024).value == 0.25 / 128
+    assert "√(1,024 / 4,096 tokens)" in choose_learning_rate(128, "linear", 4_000, 1_024).reason
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

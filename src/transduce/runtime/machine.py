@@ -35,6 +35,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return "bf16" if self.device.startswith("cuda") or self.amx or self.avx512_bf16 else "fp32"
 
     @property
+    def operations_per_second(self) -> float:
+        """Multiplications and additions of training on a machine of this kind: a round number."""
+        if self.device.startswith("cuda"):
+            return 1e14
+        return self.threads * (3e11 if self.amx else 1e11 if self.avx512_bf16 else 4e10)
+
+    @property
     def precision_reason(self) -> str:
         """Why, for people."""
         if self.device.startswith("cuda"):

@@ -4,6 +4,7 @@ The rules are laws in the size of the corpus, fitted to published recipes and to
 """
 
 import importlib.util
+import math
 from typing import Generic, TypeVar
 
 import msgspec
@@ -12,6 +13,10 @@ from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy
 
 T = TypeVar("T")
+
+_ASCENDING = ("tiny", "small", "base", "big")
+_PIECES_A_PARAMETER = 3
+_LARGE_BATCH = 4_096  # target tokens
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
@@ -77,6 +82,39 @@ def choose_preset(pairs: int) -> Choice[str]:
     return Choice("big", f"{pairs:,} pairs, 10,000,000 or more")
 
 
+def choose_preset_in_time(
+    suited: Choice[str], *, minutes: float, operations_per_second: float, vocabulary_size: int
+) -> Choice[str]:
+    """Where the minutes are given, the greatest preset, up to the one that suits the corpus, that reads at least three
+    target pieces for each of its parameters: with less time a smaller model that reads more is better (Hoffmann et al.
+    2022, "Training Compute-Optimal Large Language Models", by whose third law neighbouring presets are equal there).
+
+    A step computes 6 operations for each piece and parameter, forth and back. How many the machine does in a second is
+    a round number for its kind, not measured, so that the same command chooses the same model.
+    """
+    read = {}
+    for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
+        parameters = count_parameters(PRESETS[name], vocabulary_size)
+        read[name] = operations_per_second * minutes * 60.0 / (6 * parameters)
+        if read[name] >= _PIECES_A_PARAMETER * parameters:
+            break
+    if name == suited.value:
+        return suited
+    return Choice(
+        name,
+        f"{suited.reason}, suit {suited.value}, but {minutes:g} minutes are too short for it: it would read about "
+        f"{read[suited.value]:.1g} target pieces, and this one {read[name]:.1g}",
+    )
+
+
+def count_parameters(preset: Preset, vocabulary_size: int) -> int:
+    """Weights that each target piece and its source are multiplied by: layers, and the output."""
+    attention, feed_forward = 4 * preset.d_model**2, 2 * preset.d_model * preset.d_ff
+    encoder = preset.num_encoder_layers * (attention + feed_forward)
+    decoder = preset.num_decoder_layers * (2 * attention + feed_forward)
+    return encoder + decoder + preset.d_model * vocabulary_size
+
+
 def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     """About 70 × pairs^0.4, which is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper:
     37,000), as frequent pieces must occur often enough to be learnt (Gowda and May 2020, "Finding the Optimal
@@ -92,15 +130,27 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 
 
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """4,096 target tokens on a CPU, the paper's 25,000 on a GPU (section 5.1); fewer where an epoch would otherwise
-    have less than 50 steps, but 512 at least.
+    """1,024 target tokens on a CPU, where time is short: with the same arithmetic, four times as many steps of a
+    quarter of the size gave 21.5 BLEU for 11.9 (docs/benchmarks.md). The paper's 25,000 on a GPU (section 5.1). Fewer
+    where an epoch would otherwise have less than 50 steps, but 512 at least.
     """
-    usual = 25_000 if device.startswith("cuda") else 4_096
+    if not device.startswith("cuda"):
+        return _fewer_for_small_corpora(epoch_tokens, Choice(1_024, "many small steps learn fastest on a CPU"))
+    return _fewer_for_small_corpora(epoch_tokens, Choice(25_000, "a GPU works best on large steps"))
+
+
+def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
+    """Of a language model, whose every piece is foretold: 4,096 on a CPU, 25,000 on a GPU, and fewer as for pairs."""
+    if not device.startswith("cuda"):
+        return _fewer_for_small_corpora(epoch_tokens, Choice(4_096, "what a CPU takes in about a second"))
+    return choose_batch_tokens(epoch_tokens, device)
+
+
+def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
     most = max(512, epoch_tokens // 50)
-    if most < usual:
-        return Choice(most, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
-    where = "a GPU works best on large steps" if usual > 4_096 else "what a CPU takes in about a second"
-    return Choice(usual, where)
+    if most >= usual.value:
+        return usual
+    return Choice(most, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
 
 
 def choose_epochs(pairs: int) -> Choice[float]:
@@ -143,11 +193,18 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
 
-def choose_learning_rate(d_model: int, schedule: ScheduleName, warmup_steps: int) -> Choice[float]:
-    """0.5 / d_model at the peak: wider models need smaller steps. With the paper's schedule, equation (3)."""
+def choose_learning_rate(
+    d_model: int, schedule: ScheduleName, warmup_steps: int, batch_tokens: int = _LARGE_BATCH
+) -> Choice[float]:
+    """0.5 / d_model at the peak: wider models need smaller steps. Where a step has fewer than 4,096 tokens, times the
+    root of their share of these, as Adam wants it (Malladi et al. 2022). With the paper's schedule, equation (3).
+    """
     if schedule == "inverse-sqrt":
         return Choice(paper_peak(d_model, warmup_steps), "equation (3) of the paper")
-    return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
+    if batch_tokens >= _LARGE_BATCH:
+        return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
+    rate = 0.5 / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
+    return Choice(rate, f"0.5 / d_model ({d_model}) × √({batch_tokens:,} / {_LARGE_BATCH:,} tokens)")
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
