@@ -1,8 +1,8 @@
 """The command line: what goes where, what a mistake says, and what scripts rely on."""
 
 import io
-import json
-import shutil
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from transduce.commands.main import VERBS, main
-from transduce.evaluation.scores import score
 from transduce.runtime.translator import Translator
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -37,13 +36,15 @@ def test_help_lists_every_verb(capsys: Capture, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(capsys: Capture, verb: str) -> None:
+@pytest.mark.parametrize("asked", [("VERB", "--help"), ("help", "VERB")])
+def test_every_verb_explains_itself(capsys: Capture, verb: str, asked: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main([verb, "--help"])
+        main([verb if word == "VERB" else word for word in asked])
     assert left.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"usage: transduce {verb}" in out
     assert VERBS[verb][1:] in out
+    assert not re.search(r"\(default: (None|False|\[\]|)\)", out)
     if verb not in ("prepare", "import"):  # which compute nothing with a model
         assert "--device" in out
         assert "--threads" in out
@@ -73,6 +74,11 @@ def test_version(capsys: Capture) -> None:
         (["translate", "m", "--beam-size", "four"], "argument --beam-size: invalid int value: 'four'"),
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
+        (["help", "trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
+        (
+            ["train", "--out", "o", "--task", "translatoin"],
+            "argument --task: invalid choice: 'translatoin' (choose from",
+        ),
         (["translate", "m", "--beam"], "there is no option --beam; did you mean --beam-size?"),
     ],
 )
@@ -144,12 +150,30 @@ def test_a_mistake_in_training_is_one_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_out_that_is_a_file_is_one_sentence(capsys: Capture, toy_corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+@pytest.mark.parametrize("inside", [(), ("a", "b")])
+def test_an_out_that_is_a_file_is_one_sentence(
+    capsys: Capture, toy_corpus: Path, tmp_path: Path, verb: str, inside: tuple[str, ...]
+) -> None:
     (tmp_path / "m").write_text("mine", "utf-8")
     files = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
-    assert main(["train", *files, "--out", str(tmp_path / "m"), "--set", "tokenizer.vocabulary_size=600"]) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    out = tmp_path.joinpath("m", *inside)
+    assert main([verb, *files, "--out", str(out)]) == 2
+    sentence = f"transduce: {out} cannot be a folder, for {tmp_path / 'm'} is a file: name another one.\n"
+    assert capsys.readouterr().err == sentence
     assert (tmp_path / "m").read_text("utf-8") == "mine"
+
+
+def test_a_place_that_must_not_be_written_to_is_told_at_once(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    # Who is root may write everywhere, whatever a folder's mode says.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    assert main(["evaluate", str(trained), *files, "--output", str(tmp_path / "out.en")]) == 2
+    assert f"out.en cannot be written: you may not write to {tmp_path}, so name" in capsys.readouterr().err
+    assert main(["train", *files[:2], "--out", str(tmp_path / "m")]) == 2
+    assert f"m cannot be filled, for you may not write to {tmp_path}: name another folder" in capsys.readouterr().err
 
 
 # --- translate -------------------------------------------------------------------------------------------------
@@ -194,6 +218,14 @@ def test_standard_input_and_a_file_give_the_same(
     assert capsys.readouterr().out == piped
     expected = translator(content.decode().split("\n")[:-1])
     assert piped == "".join(f"{translation.text}\n" for translation in expected)
+
+
+def test_a_file_may_stand_behind_options(capsys: Capture, trained: Path, write_lines: WriteLines) -> None:
+    file = str(write_lines("in.zh", ["我吃鱼。", "你买茶。"]))
+    assert main(["translate", str(trained), file, "--beam-size", "2", *COMPUTING]) == 0
+    before = capsys.readouterr().out
+    assert main(["translate", str(trained), "--beam-size", "2", *COMPUTING, file]) == 0
+    assert capsys.readouterr().out == before
 
 
 def test_nothing_in_is_nothing_out(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
@@ -260,104 +292,7 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
         assert captured.out == ""
 
 
-# --- evaluate and compare --------------------------------------------------------------------------------------
-
-
-def test_evaluate_prints_scores_with_signature_and_decoding(
-    capsys: Capture, trained: Path, toy_corpus: Path, translator: Translator, tmp_path: Path
-) -> None:
-    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
-    output = tmp_path / "out.en"
-    assert main(["evaluate", str(trained), *files, "--beam-size", "2", "--output", str(output), *COMPUTING]) == 0
-    captured = capsys.readouterr()
-    sources, references = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
-    texts = [translation.text for translation in translator(sources, beam_size=2)]
-    report = score(texts, references, target_language="en")
-    assert f"BLEU {report.bleu.value:.2f}  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in captured.out
-    assert f"chrF {report.chrf.value:.2f}  nrefs:1" in captured.out
-    assert "decoding: beam_size=2, length_penalty=0.6, precision=fp32" in captured.out
-    assert captured.err.startswith("50 sentences in ")
-    assert output.read_bytes() == "".join(f"{text}\n" for text in texts).encode()
-
-
-def test_evaluate_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
-    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
-    arguments = ["evaluate", str(trained), *files, "--beam-size", "1", *COMPUTING]
-    assert main([*arguments, "--json", "-"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert main([*arguments, "--json", str(tmp_path / "scores.json")]) == 0
-    assert "BLEU" in capsys.readouterr().out
-    assert json.loads((tmp_path / "scores.json").read_bytes()) == printed
-    assert printed["bleu"]["signature"].startswith("nrefs:1")
-    assert printed["decoding"] == {"beam_size": 1, "length_penalty": 0.6, "precision": "fp32"}
-    assert printed["sentences"] == 50
-
-
-def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
-    references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
-    good = write_lines("good.en", references)
-    bad = write_lines("bad.en", [line.replace("the", "a").replace("I ", "we ") for line in references])
-    files = ["--reference", str(toy_corpus / "dev.en"), "--resamples", "200"]
-    assert main(["compare", str(bad), str(good), *files]) == 0
-    out = capsys.readouterr().out
-    assert "good.en" in out
-    assert "bad.en" in out
-    assert main(["compare", str(bad), str(good), *files, "--json", "-"]) == 0
-    comparison = json.loads(capsys.readouterr().out)
-    assert "p_randomisation" in json.dumps(comparison)
-
-
-def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
-    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
-    arguments = ["compare", str(trained), str(copy), *files, "--resamples", "100", "--beam-size", "1", *COMPUTING]
-    assert main([*arguments, "--json", "-"]) == 0
-    metrics = json.loads(capsys.readouterr().out)
-    assert '"difference": 0.0' in json.dumps(metrics)
-    assert main(arguments) == 0
-    assert "toy" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["evaluate", "MODEL", "--source", "SHORT", "--reference", "DEV"], "there are 2 sources and 50 references"),
-        (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
-        (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
-        (
-            ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--json", "no/where.json"],
-            "there is no folder no.",
-        ),
-        (["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "."], "it is a folder."),
-        (["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"], "13b"),
-        (
-            ["compare", "MODEL", "SHORT", "--reference", "DEV"],
-            "is a model, which needs sentences to translate: give --source",
-        ),
-        (["compare", "SHORT", "SHORT", "--reference", "DEV"], "2"),
-        (["compare", "nowhere", "SHORT", "--reference", "SHORT"], "nowhere does not exist"),
-        (
-            ["compare", "MODEL", "DEV", "--reference", "DEV", "--source", "SHORT"],
-            "there are 2 sources and 50 references",
-        ),
-        (["compare", "DEV", "DEV", "--reference", "DEV", "--resamples", "5"], "5"),
-    ],
-)
-def test_mistakes_in_scoring(
-    capsys: Capture, trained: Path, toy_corpus: Path, write_lines: WriteLines, arguments: list[str], message: str
-) -> None:
-    places = {
-        "MODEL": str(trained),
-        "DEV": str(toy_corpus / "dev.en"),
-        "SHORT": str(write_lines("short.en", ["one", "two"])),
-    }
-    assert main([*(places.get(word, word) for word in arguments), "--max-length", "3", "--beam-size", "1"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("transduce: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+# --- demo ------------------------------------------------------------------------------------------------------
 
 
 def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:

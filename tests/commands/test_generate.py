@@ -73,6 +73,9 @@ def test_a_prompt_from_standard_input(
         (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
         (["--max-length", "0"], "`max_length` must be at least 1, but is 0"),
         (["--temperature", "0"], "`temperature` must be greater than 0"),
+        (["--greedy", "--temperature", "2"], "`--temperature` says how to draw pieces, and --greedy draws none"),
+        (["--beam-size", "2", "--top-k", "0"], "`--top-k` says how to draw pieces, and --beam-size draws none"),
+        (["--length-penalty", "1"], "`--length-penalty` ranks the hypotheses of a beam: add --beam-size"),
     ],
 )
 def test_mistakes(model: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:

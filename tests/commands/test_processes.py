@@ -55,6 +55,11 @@ def test_a_bare_locale_changes_nothing(trained: Path) -> None:
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith(b"transduce: A model folder holds a config.json, but ")
+    explained = subprocess.run(
+        [*COMMAND, "translate", "--help"], capture_output=True, env=environment(**bare), timeout=60, check=False
+    )
+    assert (explained.returncode, explained.stderr) == (0, b"")
+    assert explained.stdout.startswith(b"usage: transduce translate")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals")

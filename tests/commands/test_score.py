@@ -53,6 +53,13 @@ def test_files_that_do_not_belong_together_are_refused(
     files = ["--source", str(toy_corpus / "dev.zh"), "--target", str(tmp_path / "short.en")]
     assert main(["score", str(trained), *files, *COMPUTING]) == 2
     captured = capsys.readouterr()
-    assert "50" in captured.err
+    assert f"50 lines in {toy_corpus / 'dev.zh'} and 1 lines in {tmp_path / 'short.en'}" in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("penalty", ["-3", "nan"])
+def test_a_length_penalty_out_of_range_is_refused(capsys: Capture, trained: Path, penalty: str) -> None:
+    files = ["--source", "nowhere.zh", "--target", "nowhere.en"]
+    assert main(["score", str(trained), *files, "--length-penalty", penalty]) == 2
+    assert f"`length_penalty` must not be negative, but is {float(penalty)}" in capsys.readouterr().err

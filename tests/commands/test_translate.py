@@ -94,7 +94,7 @@ def test_a_killed_translation_goes_on_to_the_same_output(
     assert main(["translate", str(trained), str(file), "--output", str(whole), *QUICK]) == 0
     assert output.read_bytes() == whole.read_bytes()
     assert main(arguments) == 0
-    assert f"{output} is finished; nothing is left to do." in capsys.readouterr().err
+    assert f"{output} is there already, so nothing was done: delete it to translate anew." in capsys.readouterr().err
 
 
 def test_output_is_what_standard_output_would_be(
@@ -150,6 +150,8 @@ def test_options_on_search_reach_it(
         (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
         (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
         (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
+        (["--temperature", "0.5"], "`--temperature` says how to draw translations: add --sample, or leave it out."),
+        (["--seed", "1"], "`--seed` says how to draw translations: add --sample, or leave it out."),
         (["--phrases", "nowhere.tsv"], "nowhere.tsv does not exist: check the file's name"),
     ],
 )

@@ -1,6 +1,7 @@
 """`transduce inspect`, `transduce align` and `transduce plot`, as they are typed."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def test_inspect_prints_and_writes(trained: Path, tmp_path: Path, capfdbinary: p
 def test_inspect_can_print_json_alone(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["inspect", str(trained), "我吃鱼。", "--json", "-", "--beam-size", "1", *ONE_THREAD]) == 0
     assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 1
+
+
+def test_inspect_searches_as_the_folder_says(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    (folder / "settings.toml").write_text("[search]\nbeam_size = 3\n", "utf-8")
+    assert main(["inspect", str(folder), "我吃鱼。", "--json", "-", *ONE_THREAD]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 3
+    assert main(["inspect", str(folder), "我吃鱼。", "--json", "-", "--beam-size", "2", *ONE_THREAD]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 2
 
 
 def test_inspect_refuses_what_it_cannot_do(

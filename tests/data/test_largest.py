@@ -57,3 +57,12 @@ def test_rows_have_real_lengths_and_ids_that_every_vocabulary_has() -> None:
         assert all((row[:length] == 1).all() for row, length in zip(ids, lengths, strict=True))
     assert batch.target_tokens == int((batch.target != 0).sum())
     assert (batch.indices == -1).all()
+
+
+def test_padding_may_be_the_vocabularys_last_piece() -> None:
+    class LastIsPadding(SyntheticCorpus):
+        source_pad_id = target_pad_id = 6
+
+    (*_, batch) = largest_batches(LastIsPadding(300, seed=1), batch_tokens=500, seed=1)
+    for ids in (batch.source, batch.target):
+        assert set(np.unique(ids)) == {0, 6}

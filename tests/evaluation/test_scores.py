@@ -208,10 +208,10 @@ def test_different_line_counts() -> None:
 
 
 def test_nothing_to_score() -> None:
-    with pytest.raises(TransduceError, match="at least one line to score, but there are 0 hypotheses and 0 ref"):
+    with pytest.raises(TransduceError, match="at least one line, but there are 0 hypotheses and 0 ref"):
         score([], [], target_language="en")
 
 
 def test_unknown_tokenizer() -> None:
-    with pytest.raises(TransduceError, match="did you mean '13a'"):
+    with pytest.raises(TransduceError, match=r"did you mean '13a'\?$"):
         score(ENGLISH_OUTPUT, ENGLISH, target_language="en", tokenize="13")

@@ -238,10 +238,11 @@ def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
     system_a, system_b = corrupt(references, 0.3, seed=5), corrupt(references, 0.3, seed=6)
     metric = BLEU(references=[references])
     counts_a, counts_b = count_sentences(metric, system_a), count_sentences(metric, system_b)
-    started_at = time.perf_counter()
+    started_at = time.process_time()
     bootstrap_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
     randomisation_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
-    elapsed_seconds = time.perf_counter() - started_at
+    # Seconds of the processor, whatever else it has to do.
+    elapsed_seconds = time.process_time() - started_at
     assert elapsed_seconds < 2
 
 

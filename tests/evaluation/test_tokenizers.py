@@ -49,7 +49,7 @@ def test_a_tokenizer_named_by_the_user_is_taken() -> None:
 
 
 def test_misspelt_tokenizer_gets_the_nearest_name() -> None:
-    with pytest.raises(TransduceError, match=r"must be one of 13a, char, .* 'chars': did you mean 'char'\.$"):
+    with pytest.raises(TransduceError, match=r"must be one of 13a, char, .* 'chars': did you mean 'char'\?$"):
         choose_tokenizer("en", "chars")
 
 

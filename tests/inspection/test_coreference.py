@@ -210,7 +210,7 @@ def test_a_masked_language_model() -> None:
         Pair(line, line, number) for number, line in enumerate(["the cat sat. it slept.", "the dog ran. it barked."], 1)
     ]
     tokenizer = Tokenizer.train(
-        lambda: pairs, TokenizerSettings(vocabulary_size=40, byte_fallback=False, user_symbols=MARKS), shrink=True
+        lambda: pairs, TokenizerSettings(vocabulary_size=40, byte_fallback=False, user_symbols=MARKS), adjust=True
     )
     size = tokenizer.source.size
     sizes: dict[str, Any] = {"num_encoder_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2}

@@ -33,7 +33,7 @@ def small_tokenizer(toy_corpus: Path) -> Tokenizer:
     """With 200 pieces or somewhat fewer."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False)
-    return Tokenizer.train(lambda: read_pairs(files), settings, shrink=True)
+    return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def marked_tokenizer(toy_corpus: Path) -> Tokenizer:
     """The same with [CLS], [SEP] and [MASK]."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False, user_symbols=MARKS)
-    return Tokenizer.train(lambda: read_pairs(files), settings, shrink=True)
+    return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def separate_tokenizer(toy_corpus: Path) -> Tokenizer:
     """With a vocabulary for each side, of different sizes."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=80, joint=False, byte_fallback=False)
-    return Tokenizer.train(lambda: read_pairs(files), settings, shrink=True)
+    return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_two_vocabularies_go_out_with_both_files(
 
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=80, joint=False, byte_fallback=False)
-    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, shrink=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
     sizes = {"source_vocabulary_size": tokenizer.source.size, "target_vocabulary_size": tokenizer.target.size}
     apart = make_translator(**sizes, tie_source_target=False)
     folder = write_folder(Translator(apart.model, tokenizer), tmp_path / "model")

@@ -2,9 +2,11 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,6 +16,10 @@ from torch import Tensor
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.inspection.attention import attention_maps
+from transduce.inspection.interventions import Intervention, intervene
+from transduce.inspection.sentence import inspect_sentence
+from transduce.inspection.word_maps import word_maps, word_pair
 from transduce.model.encoder import Encoder
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.foreign import foreign_search_settings
@@ -22,6 +28,7 @@ from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator
 from transduce.search.forced import GenerateSettings
+from transduce.search.settings import SearchSettings
 
 TAGS = ["deu_Latn", "eng_Latn", "zho_Hans"]
 CONFIG: dict[str, Any] = {
@@ -86,9 +93,7 @@ def nllb(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> Path:
 
 
 def opened(folder: Path, **languages: str) -> Translator:
-    translator = transduce.load(folder, precision="fp32", device="cpu", threads=1, **languages)
-    assert isinstance(translator, Translator)
-    return translator
+    return transduce.load(folder, task="translation", precision="fp32", device="cpu", threads=1, **languages)
 
 
 def test_a_foreign_folder_is_opened_as_it_is(nllb: Path) -> None:
@@ -152,6 +157,32 @@ def test_what_was_begun_in_one_language_does_not_go_on_in_another(
     assert "Going on after line 50" in capsys.readouterr().err
 
 
+def test_scores_are_those_of_search(nllb: Path) -> None:
+    translator = opened(nllb)
+    free = msgspec.structs.replace(translator.search, max_length=None, no_repeated_ngrams=0)
+    (found,) = translator("我喜欢茶。", search=free, prefix="I like tea.").alternatives
+    (score,) = translator.score(["我喜欢茶。"], ["I like tea."], length_penalty=1.5)
+    count = len(score.pieces)
+    assert (score.pieces[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
+    assert found.pieces[:count] == score.pieces
+    assert found.piece_log_probabilities[:count] == pytest.approx(score.piece_log_probabilities[:-1], abs=1e-5)
+    assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
+
+
+def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
+    translator = opened(nllb)
+    expected = translator("我喜欢茶。")
+    found = inspect_sentence(translator, "我喜欢茶。")
+    assert (found.translation, found.source_pieces[0]) == (expected.text, "zho_Hans")
+    assert found.score == pytest.approx(expected.score)
+    assert attention_maps(translator, "我喜欢茶。").source_pieces == found.source_pieces
+    before = expected.alternatives[0].pieces
+    changed = intervene(translator, "我喜欢茶。", Intervention(step=2, force=before[4])).after
+    assert changed.pieces[:3] == ("eng_Latn", before[1], before[4])
+    (maps,) = word_maps(translator, [word_pair("我喜欢茶。", "I like tea.")])
+    assert maps.heads.shape[1:] == (3, 5)
+
+
 def test_an_ordinary_model_has_no_tags(trained: Path) -> None:
     with pytest.raises(TransduceError, match="has no tags to tell it others, but `eng_Latn` was asked for"):
         opened(trained, target_language="eng_Latn")
@@ -184,7 +215,9 @@ def test_an_imported_folder_is_ours(nllb: Path, tmp_path: Path, capsys: pytest.C
 def nats_a_piece(folder: Path, corpus: Path) -> float:
     """The loss on sentences that training does not see."""
     sides = [(corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]
-    scores = opened(folder).score(*sides)
+    translator = opened(folder)
+    translator.search = SearchSettings()  # the tag's probability counts, whatever the folder's search makes of it
+    scores = translator.score(*sides)
     return -sum(score.log_probability for score in scores) / sum(len(score.piece_log_probabilities) for score in scores)
 
 
@@ -229,12 +262,32 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
+    said = {
+        "bad_words_ids": [[1]],
+        "bos_token_id": 0,
+        "decoder_start_token_id": 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "max_length": 512,
+        "num_beams": 6,
+        "pad_token_id": 1,
+        "renormalize_logits": True,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
+    search = foreign_search_settings(tmp_path)
+    assert (search.beam_size, search.max_length) == (6, 511)
+    assert search.generate == GenerateSettings(forced_last_id=0, forbidden_ids=(1,), renormalize=True)
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"repetition_penalty": 1.3}, "`repetition_penalty` = 1.3 in the way to generate cannot be imported"),
         ({"bad_words_ids": [[3, 4]]}, "may forbid single pieces to be imported, but forbids"),
         ({"num_beams": "many"}, "`num_beams` must be a whole number, but is 'many'"),
+        ({"renormalize_logits": "yes"}, "`renormalize_logits` must be true or false, but is 'yes'"),
     ],
 )
 def test_what_search_cannot_do_is_named(said: dict[str, Any], message: str, nllb: Path, tmp_path: Path) -> None:
@@ -242,6 +295,43 @@ def test_what_search_cannot_do_is_named(said: dict[str, Any], message: str, nllb
     (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
     with pytest.raises(TransduceError, match=message):
         foreign_search_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors.index.json", {"weight_map": [1]}, r"index\.json must name the file of each tensor"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "tokenizer's files .* be read"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": "a"}}, "tokenizer's files in .* cannot be read"),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}, "tokenizer's files in .* cannot be read"),
+        ("tokenizer.json", {"model": {"type": "None"}}, r"is not a tokenizer\.json that can be read"),
+        (
+            "tokenizer.json",
+            {"added_tokens": [], "model": {"type": "New"}, "normalizer": None, "pre_tokenizer": None},
+            r"^\S+tokenizer\.json: a model of the kind New is not one that can be imported\.$",
+        ),
+    ],
+)
+def test_damaged_files_are_named(name: str, content: dict[str, Any], message: str, nllb: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(nllb, folder)
+    if "weight_map" in content:
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(json.dumps(content), "utf-8")
+    with pytest.raises(TransduceError, match=message):
+        opened(folder)
+
+
+def test_settings_of_an_imported_folder_are_read_within_bounds(nllb: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    import_model_folder(nllb, out)
+    (out / "settings.toml").write_text(f"a = {'[' * 100_000}", "utf-8")
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read"):
+        opened(out)
+    (out / "settings.toml").rename(tmp_path / "elsewhere.toml")
+    (out / "settings.toml").symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(TransduceError, match=r"settings\.toml is a link that leads out of its folder"):
+        read_search_settings(out)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -176,6 +176,11 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"num_beams": 3, "length_penalty": 0.5, "early_stopping": "never"}, {}, {"stop": "never"}),
     ({"num_beams": 4, "no_repeat_ngram_size": 2}, {"no_repeated_ngrams": 2}, {"forced_first_id": 7}),
     ({"num_beams": 4, "min_new_tokens": 5}, {"min_length": 5}, {"forbidden_ids": "pad"}),
+    (
+        {"num_beams": 6, "min_new_tokens": 5, "renormalize_logits": True},
+        {"min_length": 5},
+        {"forbidden_ids": "pad", "forced_last_id": "eos", "renormalize": True},
+    ),
 ]
 
 
@@ -320,6 +325,37 @@ def test_a_wrong_shape_is_an_error() -> None:
     tensors = _bart_tensors() | {"model.encoder.layers.0.fc1.weight": partial(torch.randn, 20, 16)}
     with pytest.raises(TransduceError, match=r"feed_forward.inner.weight must have the shape \(24, 16\)"):
         import_model(bart_content(), StoredTensors(tensors, "folder"), {"start_id": 2})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bart_content(encoder_layers=10**9), "`num_encoder_layers` must be from 0 to 1,000, but is 1,000,000,000"),
+        (bart_content(encoder_ffn_dim=2**40, decoder_ffn_dim=2**40), "`d_ff` must be from 0 to 16,777,216"),
+        ({"model_type": "t5", "d_model": 0, "vocab_size": V}, "`d_model` must be at least 1 .* but is 0"),
+        (LLAMA | {"model_type": "llama", "num_attention_heads": 0}, "`num_attention_heads` must be at least 1"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        import_model(content, StoredTensors(_bart_tensors(), "folder"), {"start_id": 2})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            {"model.encoder.layers.0.self_attn.k_proj.weight": (16, 8)},
+            "must have rows of one length, but have the shapes",
+        ),
+        ({"model.encoder.layers.0.self_attn.k_proj.bias": ()}, "must have rows of one length, but have the shapes"),
+        ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each piece, but has the shape"),
+    ],
+)
+def test_tensors_that_fit_nowhere_are_named(tensors: dict[str, tuple[int, ...]], message: str) -> None:
+    wrong = {name: partial(torch.randn, shape) for name, shape in tensors.items()}
+    with pytest.raises(TransduceError, match=message):
+        import_model(bart_content(), StoredTensors(_bart_tensors() | wrong, "folder"), {"start_id": 2})
 
 
 def test_untied_tables_stay_apart() -> None:

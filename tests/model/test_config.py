@@ -55,6 +55,8 @@ SHAPE: dict[str, Any] = {
         ({"recurrent_cell": "gru"}, r"`model\.recurrent_cell` = gru means nothing where `model\.kind` is transformer"),
         ({"kind": "encoder", "num_encoder_layers": 0}, r"`model\.num_encoder_layers` must be at least 1, but is 0\."),
         ({"kind": "recurrent", "norm": "rms"}, r"`model\.norm` = rms means nothing where `model\.kind` is recurrent"),
+        ({"kind": "recurrent", "activation": "gelu"}, r"`model\.activation` = gelu means nothing where"),
+        ({"kind": "recurrent", "bias": False}, r"`model\.bias` = False means nothing where"),
         ({"kind": "recurrent", "attention_window": 4}, r"`model\.attention_window` = 4 means nothing where"),
         ({"kind": "recurrent", "share_layers": True}, r"`model\.share_layers` = True means nothing where"),
         ({"kind": "recurrent", "positions": "learned"}, r"reads in order and has no positions, but .* is learned"),

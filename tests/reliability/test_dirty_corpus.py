@@ -60,7 +60,7 @@ FAULTS = {
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Learnt from the corpus without faults."""
     files = write(tmp_path_factory.mktemp("clean"), SOURCE, TARGET)
-    return Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=400), shrink=True)
+    return Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=400), adjust=True)
 
 
 def write(folder: Path, source: list[bytes], target: list[bytes]) -> CorpusFiles:
@@ -177,7 +177,7 @@ def test_all_faults_at_once_and_a_vocabulary_learnt_from_them(tmp_path: Path) ->
             place = 90 * repeat + 3 * number + 1
             source[place] = fault.change(source[place])
     files = write(tmp_path, source, target)
-    tokenizer = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=500), shrink=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=500), adjust=True)
     corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=100.0), tmp_path / "corpus")
     dropped = {reason: count for reason, count in corpus.filters.dropped.items() if count}
     assert dropped == {UNDECODABLE: 9, CONTROL: 3, EMPTY: 6, TOO_LONG: 6}

@@ -1,5 +1,7 @@
 """Large inputs: portions and shards, and a file that can be gone on with."""
 
+import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Shard, portions, shard_from, skip_lines, translate_portion
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.translator import Translator
+from transduce.runtime.workers import incoming
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 LINES = [f"line {number}" for number in range(10)]
@@ -128,3 +131,41 @@ def test_other_options_other_lines_and_damage_are_refused(tmp_path: Path) -> Non
     (tmp_path / "out.txt.progress").write_bytes(b"{")
     with pytest.raises(TransduceError, match=r"out\.txt\.progress cannot be read .*: delete it to start anew"):
         begin(path, resume=True)
+
+
+def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    write_some(path)
+    (tmp_path / "out.txt.partial").rename(path)  # killed here, before out.txt.progress was gone
+    assert begin(path, resume=True).is_finished
+    assert [file.name for file in tmp_path.iterdir()] == ["out.txt"]
+    write_some(tmp_path / "other.txt")
+    (tmp_path / "other.txt.partial").unlink()
+    (tmp_path / "other.txt").write_bytes(b"of an earlier run\n")
+    with pytest.raises(TransduceError, match=r"other\.txt\.partial is shorter than .* says"):
+        begin(tmp_path / "other.txt", resume=True)
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_takes_in_more_than_a_pipe_holds_while_it_answers() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    message = b"x" * (4 << 20)  # of long lines; a pipe holds a fraction of it
+    waiting = incoming(theirs)
+
+    def answer() -> None:
+        for each in waiting:
+            theirs.send_bytes(each)
+
+    def send() -> None:
+        ours.send_bytes(message)
+        ours.send_bytes(message)
+
+    threading.Thread(target=answer, daemon=True).start()
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(30)
+    assert not sending.is_alive()
+    assert [ours.recv_bytes(), ours.recv_bytes()] == [message, message]
+    ours.close()

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.generator import Generator
+from transduce.search.forced import GenerateSettings
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -160,3 +162,30 @@ def test_an_empty_prompt_begins_a_line(generator: Generator) -> None:
     assert generator.prompt_ids("") == [generator.vocabulary.eos_id]
     assert generator.prompt_ids("a\n") == [generator.vocabulary.eos_id, generator.vocabulary.id("a"), 1]
     assert len(generator(search=GREEDY).text) >= 1
+
+
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        (SearchSettings(coverage_penalty=0.2), "coverage_penalty"),
+        (SearchSettings(diverse_groups=2), "diverse_groups"),
+        (SearchSettings(strict=True), "strict"),
+        (SearchSettings(generate=GenerateSettings()), "generate"),
+    ],
+)
+def test_what_only_translators_do_is_refused(generator: Generator, search: SearchSettings, name: str) -> None:
+    with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
+        generator("abc", search=search)
+    with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
+        next(generator.stream("abc", search))
+
+
+def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> None:
+    with pytest.raises(TransduceError, match="`seed` is of what is drawn, but is 3 where `search` draws nothing"):
+        generator("abc", search=GREEDY, seed=3)
+
+
+def test_a_generator_shows_itself_in_a_line(generator: Generator) -> None:
+    assert repr(generator) == "Generator(text, decoder, 2 layers × 32, fp32, cpu)"
+    found = generator("abc", search=GREEDY).continuations[0]
+    assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"

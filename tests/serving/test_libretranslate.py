@@ -6,6 +6,9 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from transduce.search.settings import SearchSettings
+from transduce.serving.service import with_alternatives
+
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 MULTIPART = {"Content-Type": 'multipart/form-data; boundary="mark"'}
 
@@ -200,3 +203,8 @@ def test_several_requests_on_one_connection(live: Any) -> None:
         connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read()) == {"translatedText": word.upper()}
     connection.close()
+
+
+def test_more_alternatives_make_a_beam_of_groups_wider_by_whole_groups() -> None:
+    search = SearchSettings(beam_size=4, diverse_groups=2)
+    assert with_alternatives(search, 4) == SearchSettings(beam_size=6, n_best=5, diverse_groups=2)

@@ -79,7 +79,7 @@ def test_translation_goes_on_from_its_weights(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
-    settings = {n: v for n, v in small.items() if not n.startswith(("model.", "tokenizer."))} | {
+    settings = {n: v for n, v in small.items() if not n.startswith(("model.", "tokenizer.", "preset"))} | {
         "training.learning_rate": 1e-12,
         "training.average_decay": 0.0,
         "model.dropout": 0.2,
@@ -105,6 +105,12 @@ def test_translation_goes_on_from_its_weights(
     [
         ({"tokenizer.vocabulary_size": 500}, r"`tokenizer\.vocabulary_size` is 500, but the model in .* has"),
         ({"model.d_model": 64}, r"`model\.d_model` is 64, but the model in .* has 32, and its weights are kept"),
+        ({"preset": "big"}, r"`preset` is big, which is 1024 wide, but the model in .* has a width of 32, and its"),
+        (
+            {"tokenizer.kind": "unigram"},
+            r"`tokenizer\.kind` is unigram, but the vocabulary in .* has bpe: leave it out",
+        ),
+        ({"tokenizer.text": ["more.txt"]}, r"`tokenizer\.text` is for a vocabulary that is learnt, but that of .* is"),
         ({"start_from": "nowhere"}, "A model folder holds a config.json, but nowhere does not"),
         ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
     ],

@@ -3,9 +3,11 @@
 import io
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from transduce.runtime.loading import load
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
 from transduce.search.settings import SearchSettings
-from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.run import Run, RunRequest, train_run
 from transduce.text.trees import read_tree, read_trees
 
 WHO, WHAT = ["cat", "dog", "bird", "cow"], ["sleeps", "sings", "runs", "eats"]
@@ -205,6 +207,21 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     columns = capsys.readouterr().out.strip().split("\t")
     assert columns[0] == "a cow"
     assert float(columns[1]) > float(columns[3])
+
+
+def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pretrained: Path, tmp_path: Path) -> None:
+    shutil.copytree(pretrained, tmp_path / "run")
+    begun = Run(RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1))
+    resolved, corpus = begun.resume()
+    model = msgspec.structs.replace(resolved.model, max_positions=4 * resolved.model.max_positions)
+    longer = msgspec.structs.replace(resolved, model=model)
+    assert len(begun.kind.plan(corpus, longer)) == len(begun.kind.plan(corpus, resolved))
+    without = msgspec.structs.replace(resolved.task, next_sentence=False)
+    with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the model to begin with has 2"):
+        begun.kind.adapt_model(resolved.model, corpus, without)
+    classes = msgspec.structs.replace(resolved.model, num_labels=4)
+    with pytest.raises(TransduceError, match="the model to begin with has 4 classes: begin with another"):
+        begun.kind.adapt_model(classes, corpus, resolved.task)
 
 
 def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(tmp_path: Path) -> None:

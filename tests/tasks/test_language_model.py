@@ -133,6 +133,12 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
         ({"model.kind": "recurrent"}, r"`model\.kind` is recurrent, but `task\.kind` = language-model takes decoder"),
         ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),
         ({"task.context": 4000}, r"more pieces than `task\.context` \(4,000\), but has "),
+        (
+            {"data.filters.max_pieces": 9},
+            r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
+        ),
+        ({"data.format": "jsonl"}, r"reads files line by line, but `data\.format` is jsonl"),
+        ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),
         ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
     ],
 )

@@ -17,11 +17,15 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.runtime.translator import load
+from transduce.tasks import corpus as corpus_module
+from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.resume import read_stored
+from transduce.tasks.run import Run, RunRequest
 from transduce.tasks.train import train
 from transduce.text.language_profiles import LanguageProfiles
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
+from transduce.training.processes import Processes
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -106,6 +110,33 @@ def test_a_mistake_leaves_nothing_behind(
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "model", settings=settings, device="cpu", threads=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_a_model_alone_is_not_trained_over(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    weights = tmp_path / "downloaded" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    for resume in (False, True):
+        with pytest.raises(TransduceError, match=r"downloaded holds a model, which training would replace, but no run"):
+            train(out=weights.parent, settings=toy_settings, resume=resume, device="cpu", threads=1)
+    assert [path.name for path in weights.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_only_the_first_process_cuts_the_dev_set(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would take it from under each other, and from under the first, which validates by it."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    card = out / "corpus-dev" / "corpus.json"
+    before = card.stat()
+    monkeypatch.setattr(corpus_module, "joined_processes", lambda: Processes(1, 3))
+    request = RunRequest(settings={}, out=out, resume=True, device="cpu", threads=1)
+    _, corpus = Run(request).resume()
+    assert isinstance(corpus, TaskCorpus)
+    assert corpus.dev is not None
+    assert corpus.dev.pairs == len(corpus.dev_sources)
+    assert (card.stat().st_ino, card.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tmp_path: Path) -> None:

@@ -63,14 +63,18 @@ def test_the_report_counts_and_shows_the_first_of_each() -> None:
         "1 dropped: empty side (first: train.zh:40)",
         "2 dropped: too many pieces (first: train.zh:9)",
         "3 carriage returns removed at line ends",
-        "1 byte order marks removed at file starts",
+        "1 byte order mark removed at file starts",
     ]
 
 
+def test_one_pair_is_one_pair() -> None:
+    assert FilterReport(read=1, kept=1).lines() == ["1 pair read, 1 kept"]
+
+
 def test_settings_out_of_range() -> None:
-    with pytest.raises(TransduceError, match=r"`filters\.max_pieces` must be at least 1, but is 0"):
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_pieces` must be at least 1, but is 0"):
         FilterSettings(max_pieces=0)
-    with pytest.raises(TransduceError, match=r"`filters\.max_length_ratio` must be at least 1, but is 0\.5"):
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_length_ratio` must be at least 1, but is 0\.5"):
         FilterSettings(max_length_ratio=0.5)
-    with pytest.raises(TransduceError, match=r"`filters\.max_length_ratio` must be at least 1, but is nan"):
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_length_ratio` must be at least 1, but is nan"):
         FilterSettings(max_length_ratio=float("nan"))

@@ -12,7 +12,7 @@ LINES = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] 
 
 def vocabulary(marks: tuple[str, ...] = MARKS) -> Vocabulary:
     settings = TokenizerSettings(vocabulary_size=300, user_symbols=marks)
-    return Vocabulary(train_model(lambda: LINES, settings, shrink=True))
+    return Vocabulary(train_model(lambda: LINES, settings, adjust=True))
 
 
 def test_a_text_is_framed_and_cut() -> None:

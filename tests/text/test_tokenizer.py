@@ -170,14 +170,19 @@ def test_a_small_corpus_allows_only_a_small_vocabulary() -> None:
     settings = TokenizerSettings(vocabulary_size=8_000)
     with pytest.raises(TransduceError, match=r"too small for `tokenizer\.vocabulary_size` 8000: set it to \d+ at most"):
         Tokenizer.train(read_sentences, settings)
-    shrunk = Tokenizer.train(read_sentences, settings, shrink=True)
+    shrunk = Tokenizer.train(read_sentences, settings, adjust=True)
     assert 260 < shrunk.source.size < 8_000
     assert shrunk.source.decode(shrunk.source.encode("I love cats.")) == "I love cats."
 
 
 def test_a_vocabulary_must_hold_the_characters() -> None:
-    with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` 270 is too small .* need \d+: raise it"):
+    with pytest.raises(
+        TransduceError, match=r"`tokenizer\.vocabulary_size` 270 is too small .* need \d+: set it to that or more"
+    ):
         Tokenizer.train(read_sentences, TokenizerSettings(vocabulary_size=270))
+    grown = Tokenizer.train(read_sentences, TokenizerSettings(vocabulary_size=270), adjust=True)
+    assert 270 < grown.source.size < 1_000
+    assert grown.source.decode(grown.source.encode("I love cats.")) == "I love cats."
 
 
 def test_no_text_no_vocabulary() -> None:

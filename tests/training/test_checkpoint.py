@@ -115,7 +115,7 @@ def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     newer = Checkpoint(msgspec.structs.replace(make(3).state, format_version=99), make(3).tensors)
     path = save_checkpoint(tmp_path, newer, keep=2)
-    with pytest.raises(TransduceError, match=r"has format 99, and this version reads 2 and before\."):
+    with pytest.raises(TransduceError, match=r"has format 99, and this version reads 3 and before\."):
         load_checkpoint(path)
 
 

@@ -68,6 +68,14 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == expected
 
 
+def test_a_line_that_a_power_cut_spoilt_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    write_run(tmp_path, resume_at=0, last=2)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\0\0\n")
+    write_run(tmp_path, resume_at=2, last=3)
+    assert steps_of(tmp_path) == [("train", 1), ("train", 2), ("train", 3), ("validation", 3)]
+
+
 def test_a_validation_that_is_repeated_stands_there_once(tmp_path: Path) -> None:
     write_run(tmp_path, resume_at=0, last=6)
     EventLog(tmp_path, resume_at=6, validate_again=True).close()

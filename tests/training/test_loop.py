@@ -406,6 +406,20 @@ def test_patience_is_counted_across_a_resume(tmp_path: Path, make_settings: Make
     assert script.kept == []
 
 
+def test_a_value_of_another_measure_is_not_compared_on_resume(tmp_path: Path, make_settings: Make) -> None:
+    """A BLEU of 30 is no loss: by losses, which are judged as -loss, nothing would ever be better."""
+    first = Script([2.0, 2.0], bleu=[30.0, 20.0])
+    run_validated(tmp_path, make_settings(steps=4, validate_every=2, best_by="bleu"), first)
+    assert first.kept == [2]
+    script = Script([1.5, 1.7])
+    settings = make_settings(validate_every=2, best_by="loss")
+    resumed = Setup(tmp_path, settings, validate=script.validate, keep_model=script.keep)
+    resumed.trainer.resume()
+    result = resumed.trainer.run()
+    assert script.kept == [6]
+    assert (result.best_step, result.best_value) == (6, -1.5)
+
+
 def test_a_run_that_ended_for_want_of_improvement_does_no_step_more(tmp_path: Path, make_settings: Make) -> None:
     settings = make_settings(steps=20, validate_every=2, patience=2)
     run_validated(tmp_path, settings, Script([1.0, 2.0, 2.0]))

@@ -212,6 +212,16 @@ def test_the_average_at_the_start_is_over_what_there_is(make_settings: Make) -> 
         assert optimizer.kept_weights()["weight"].item() == pytest.approx(average, rel=1e-5)
 
 
+def test_an_average_that_nobody_wants_is_neither_held_nor_stored(make_settings: Make) -> None:
+    without, kept = (
+        FlatOptimizer(tiny_transformer(), make_settings(average_decay=decay), torch.float32) for decay in (0.0, 0.9)
+    )
+    assert without.state().keys() == {"weights", "exp_avg", "exp_avg_sq"}
+    assert kept.state().keys() == {"weights", "exp_avg", "exp_avg_sq", "average"}
+    without.load_state(kept.state(), updates=3)  # as an older checkpoint holds one
+    assert without.updates == 3
+
+
 def test_without_an_average_the_weights_themselves_are_kept(make_settings: Make) -> None:
     model = nn.Linear(2, 1)
     optimizer = FlatOptimizer(model, make_settings(), torch.float32)

@@ -145,7 +145,7 @@ def test_trying_the_largest_batch_changes_no_statistics(make_settings: Make) -> 
 
 def test_only_a_model_with_statistics_stores_any(make_settings: Make) -> None:
     plain = Transformer(ModelConfig(source_vocabulary_size=13, target_vocabulary_size=13, d_model=8, num_heads=2))
-    assert set(FlatOptimizer(plain, make_settings(), torch.float32).state()) == {
+    assert set(FlatOptimizer(plain, make_settings(average_decay=0.9), torch.float32).state()) == {
         "weights",
         "exp_avg",
         "exp_avg_sq",

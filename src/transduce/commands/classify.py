@@ -8,6 +8,7 @@ from pathlib import Path
 from transduce.commands.options import add_computing, check_writable, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.durable import write_file
+from transduce.errors import TransduceError
 from transduce.evaluation.accuracy import score_labels
 from transduce.evaluation.scores import check_line_counts
 from transduce.runtime.classifier import Classification, Classifier, load_classifier
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes a line for each text, or a report."""
     check_writable(options.output, None if options.json == "-" else options.json)
+    if options.json and not options.labels:
+        raise TransduceError("`--json` is the report on `--labels`: name the right labels too, or leave it out.")
     classifier = load_classifier(
         options.model, precision=options.precision, device=options.device, threads=options.threads
     )
@@ -57,7 +60,8 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
     """Writes labels to a file, and scores them where the right ones are known."""
     labels = list(read_lines(options.labels)) if options.labels else None
     if labels is not None:
-        check_line_counts({"texts": texts, "labels": labels})
+        place = options.text or "standard input"
+        check_line_counts({f"lines in {place}": texts, f"lines in {options.labels}": labels})
     found = list(_classified(classifier, texts))
     if options.output:
         lines = "".join(f"{line_of(each, options.probabilities)}\n" for each in found)

@@ -3,19 +3,22 @@
 import argparse
 from pathlib import Path
 
+import msgspec
+
 from transduce.commands.options import (
     add_computing,
     add_scoring,
     add_search,
     check_writable,
+    decoding_record,
     load_translator,
+    read_side_by_side,
     search_settings,
     write_report,
 )
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts
-from transduce.evaluation.significance import compare
-from transduce.text.files import read_lines
+from transduce.evaluation.significance import check_trial, compare
+from transduce.evaluation.tokenizers import choose_tokenizer
 from transduce.text.languages import language_of
 
 
@@ -40,37 +43,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
-    search_settings(options)  # refuses what is out of range before anything is read
+    names = _names(options.a, options.b)
+    _check_options(options, names)
     check_writable(options.json)
-    references = list(read_lines(options.reference))
-    if options.source is not None:
-        check_line_counts({"sources": list(read_lines(options.source)), "references": references})
-    hypotheses_a, language_a = _hypotheses(options.a, options)
-    hypotheses_b, language_b = _hypotheses(options.b, options)
+    # Whatever is wrong with a file is told before a model translates any; a pipe can be read only once.
+    given = [place for place in (options.a, options.b) if not Path(place).is_dir()]
+    paths = list(dict.fromkeys(filter(None, [options.source, *given, options.reference])))
+    texts = dict(zip(paths, read_side_by_side(*paths), strict=True))
+    a, b = (
+        _System(texts[place]) if place in texts else _translate(place, texts[options.source], options)
+        for place in (options.a, options.b)
+    )
     comparison = compare(
-        hypotheses_a,
-        hypotheses_b,
-        references,
-        target_language=options.language or language_a or language_b or language_of(options.reference),
+        a.lines,
+        b.lines,
+        texts[options.reference],
+        target_language=options.language or a.language or b.language or language_of(options.reference),
         tokenize=options.tokenize,
         lowercase=options.lowercase,
         resamples=options.resamples,
         seed=options.seed,
-        names=_names(options.a, options.b),
+        names=names,
     )
-    write_report(comparison, options.json)
+    write_report(
+        msgspec.structs.replace(comparison, decoding_a=a.decoding, decoding_b=b.decoding),
+        options.json,
+    )
     return 0
 
 
-def _hypotheses(place: str, options: argparse.Namespace) -> tuple[list[str], str | None]:
-    """Translations out of a file or by a model, and the model's target language."""
-    if not Path(place).is_dir():
-        return list(read_lines(place)), None
-    if options.source is None:
-        raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
-    translator = load_translator(place, options)
-    translations = translator(list(read_lines(options.source)), search=search_settings(options, place))
-    return [translation.text for translation in translations], translator.target_language
+class _System(msgspec.Struct, frozen=True):
+    """Translations, and what is known of how they came about."""
+
+    lines: list[str]
+    language: str | None = None
+    decoding: dict[str, str | int | float | bool] = {}
+
+
+def _check_options(options: argparse.Namespace, names: tuple[str, str]) -> None:
+    search_settings(options)
+    check_trial(options.resamples, options.seed, names)
+    choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
+    for place in (options.a, options.b):
+        if Path(place).is_dir() and options.source is None:
+            raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
+
+
+def _translate(folder: str, sources: list[str], options: argparse.Namespace) -> _System:
+    search = search_settings(options, folder)
+    translator = load_translator(folder, options)
+    lines = [translation.text for translation in translator(sources, search=search)]
+    return _System(lines, translator.target_language, decoding_record(search, translator.precision))
 
 
 def _names(a: str, b: str) -> tuple[str, str]:

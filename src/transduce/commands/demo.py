@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from transduce.commands.options import check_folder
 from transduce.demo import STEPS, demo
 from transduce.errors import TransduceError
 from transduce.tasks.run import SETTINGS_FILE
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains, shows, and ends with the share of held-out sentences that came out exactly right."""
+    check_folder(options.out)
     if options.again:
         _remove_run(Path(options.out))
     result = demo(options.out, seed=options.seed, steps=options.steps, device=options.device, threads=options.threads)

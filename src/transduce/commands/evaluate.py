@@ -12,12 +12,13 @@ from transduce.commands.options import (
     check_writable,
     decoding_record,
     load_translator,
+    read_side_by_side,
     search_settings,
     write_report,
 )
 from transduce.durable import write_file
-from transduce.evaluation.scores import check_line_counts, score
-from transduce.text.files import read_lines
+from transduce.evaluation.scores import score
+from transduce.evaluation.tokenizers import choose_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
     search = search_settings(options, options.model)
     check_writable(options.output, options.json)
-    sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
-    check_line_counts({"sources": sources, "references": references})
+    sources, references = read_side_by_side(options.source, options.reference)
     translator = load_translator(options.model, options)
+    choose_tokenizer(translator.target_language, options.tokenize)  # a wrong one is told before hours of translating
     started_at = time.monotonic()
     hypotheses = [translation.text for translation in translator(sources, search=search)]
     elapsed_seconds = time.monotonic() - started_at

@@ -2,9 +2,14 @@
 
 import argparse
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import (
+    add_computing,
+    check_folder,
+    check_writable,
+    read_side_by_side,
+    write_report,
+)
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts
 from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.runtime.export import FORMATS, export
 from transduce.text.files import read_lines
@@ -36,10 +41,12 @@ def run(options: argparse.Namespace) -> int:
             raise TransduceError(f"Both models are compared with --{option} {only}, but it is {value}: leave it out.")
     if options.reference and not options.source:
         raise TransduceError("References are translations of sources: name these with --source.")
-    sources = list(read_lines(options.source)) if options.source else None
-    references = list(read_lines(options.reference)) if options.reference else None
-    if sources is not None and references is not None:
-        check_line_counts({"sources": sources, "references": references})
+    check_folder(options.out)
+    sources, references = None, None
+    if options.reference:
+        sources, references = read_side_by_side(options.source, options.reference)
+    elif options.source:
+        sources = list(read_lines(options.source))
     report = export(
         options.model,
         options.out,

@@ -5,11 +5,14 @@ import sys
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import add_computing, check_writable, refuse_beside, write_report
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 from transduce.runtime.generator import USUAL_LENGTH, Continuation, Generator, load_generator
 from transduce.search.settings import SamplingSettings, SearchSettings
+
+_TEMPERATURE = 0.8
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="new pieces")
     add("--n-best", type=int, default=1, metavar="N", help="texts; a line with --- stands between them")
     add("--one-line", action="store_true", help="a text ends with its line")
-    add("--temperature", type=float, default=0.8, metavar="T", help="below 1 likely pieces get likelier")
-    add("--top-k", type=int, default=0, metavar="K", help="draw among the likeliest K pieces; 0: all")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest pieces that reach P together")
-    add("--seed", type=int, default=1, metavar="N", help="the same seed draws the same texts")
+    add("--temperature", type=float, metavar="T", help=f"below 1 likely pieces get likelier ({_TEMPERATURE})")
+    add("--top-k", type=int, metavar="K", help="draw among the likeliest K pieces (all)")
+    add("--top-p", type=float, metavar="P", help="draw among the likeliest pieces that reach P together (1)")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same texts (1)")
     add("--greedy", action="store_true", help="always the likeliest piece, in place of drawing")
     add("--beam-size", type=int, default=0, metavar="N", help="search with so many hypotheses, in place of drawing")
-    add("--length-penalty", type=float, default=0.0, metavar="ALPHA", help="of the beam: greater favours longer lines")
+    add("--length-penalty", type=float, metavar="ALPHA", help="of the beam: greater favours longer lines (0)")
     add("--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may")
     add(
         "--forbid", action="append", default=[], metavar="TEXT", help="no text contains this; may be said several times"
@@ -75,17 +78,20 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
     if options.greedy and options.beam_size:
         raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
     drawn = not (options.greedy or options.beam_size)
-    sampling = SamplingSettings(
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-    )
+    if not drawn:
+        way = "--greedy" if options.greedy else "--beam-size"
+        refuse_beside(options, _SAMPLING, f"says how to draw pieces, and {way} draws none: leave one of them out.")
+    if not options.beam_size:
+        refuse_beside(options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out.")
+    said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
     return SearchSettings(
         beam_size=max(1, options.beam_size),
         n_best=options.n_best,
-        length_penalty=options.length_penalty,
+        length_penalty=options.length_penalty or 0.0,
         max_length=options.max_length,
         no_repeated_ngrams=options.no_repeated_ngrams,
         forbidden=tuple(options.forbid),
-        sampling=sampling if drawn else None,
+        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | said) if drawn else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from transduce.commands.options import check_writable, write_report
+from transduce.commands.options import check_folder, check_writable, write_report
 from transduce.runtime.importing import import_model_folder
 
 
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Imports, and prints what."""
     check_writable(options.json)
+    check_folder(options.out)
     report = import_model_folder(
         options.folder,
         options.out,

@@ -43,9 +43,10 @@ def run(options: argparse.Namespace) -> int:
     """
     check_writable(options.html, None if options.json == "-" else options.json)
     _check_pronoun(options)
-    search = search_settings(options)
+    search_settings(options)  # refuses what is out of range before a model is loaded
     if options.pronoun is None:
-        inspection = inspect_sentence(load_translator(options.model, options), options.sentence, search=search)
+        translator = load_translator(options.model, options)
+        inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
         return _show(options, inspection, draw_inspection(inspection, _attention(inspection)))
     reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
     found = pronoun_attention(
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         translation_of=options.translation_of,
     )
     if isinstance(reader, Translator) and options.translation_of is None:
-        inspection = inspect_sentence(reader, options.sentence, search=search)
+        inspection = inspect_sentence(reader, options.sentence, search=search_settings(options, options.model))
         inspection = msgspec.structs.replace(inspection, coreference=found)
         return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{found.draw()}")
     if options.html is not None:

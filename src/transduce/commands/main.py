@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import io
 import keyword
 import os
 import sys
@@ -39,11 +40,22 @@ VERBS = {
 }
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """argparse's, which shows defaults, where there is something to show: not "None", "False" or an empty list."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        nothing = action.default is None or action.default is False or action.default in ("", [])
+        return action.help if nothing else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with one sentence in place of a usage message, and the nearest option to a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parses, after a look at the options: argparse itself complains first of others that are missing."""
+        """Parses, after a look at the options: argparse itself complains first of others that are missing.
+
+        A file may stand before options or behind them.
+        """
         for argument in arguments:
             option = argument.partition("=")[0]
             if option == "--":
@@ -51,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             if option.startswith("--") and option not in self._option_string_actions:
                 near = difflib.get_close_matches(option, list(self._option_string_actions), 1)
                 self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
-        return self.parse_args(arguments)
+        return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
         """Leaves with exit code 2."""
@@ -76,7 +88,7 @@ def build_parser(verb: str | None) -> Parser:
         prog=f"transduce {verb}",
         description=VERBS[verb][0].upper() + VERBS[verb][1:] + ".",
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     _module_of(verb).add_arguments(parser)
     return parser
@@ -85,6 +97,9 @@ def build_parser(verb: str | None) -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without a character shows "?" there; results go out as UTF-8 bytes and are not touched by this.
+        sys.stdout.reconfigure(errors="replace")
     try:
         return _run(arguments)
     except TransduceError as error:
@@ -105,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    verb = arguments[0] if arguments and arguments[0] != "help" else "--help"
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
+    verb = arguments[0] if arguments else "--help"
     if verb.startswith("-"):
         build_parser(None).parse([verb])
         return 0

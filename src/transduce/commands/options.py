@@ -1,16 +1,20 @@
 """Options that several verbs share."""
 
 import argparse
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import check_line_counts
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
+from transduce.text.files import read_lines
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +37,13 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--beam-size",
         type=int,
         metavar="N",
-        help="hypotheses kept at each step; 1 is greedy; mostly 4",
+        help="hypotheses kept at each step; 1 is greedy; else as the model's folder says, mostly 4",
     )
     parser.add_argument(
         "--length-penalty",
         type=float,
         metavar="ALPHA",
-        help="greater favours longer output; mostly 0.6",
+        help="greater favours longer output; else as the model's folder says, mostly 0.6",
     )
     parser.add_argument(
         "--max-length",
@@ -86,6 +90,17 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         help="sacreBLEU's tokenizer; the one that fits the target language where nothing is said",
     )
     parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
+
+
+def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Refuses options that other options leave without a meaning; what nobody said is None.
+
+    Raises:
+        TransduceError: one of the names was said.
+    """
+    for name in names:
+        if vars(options)[name] is not None:
+            raise TransduceError(f"`--{name.replace('_', '-')}` {reason}")
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
@@ -145,16 +160,46 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 
 
 def check_writable(*paths: str | None) -> None:
-    """Refuses, before any work is done, what could not be written after it.
+    """Refuses, before any work is done, what could not be written after it; `-` is standard output.
 
     Raises:
-        TransduceError: the folder of one is missing, or it is a folder itself.
+        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself.
     """
-    for path in map(Path, filter(None, paths)):
+    for path in (Path(path) for path in paths if path and path != "-"):
         if not path.parent.is_dir():
             raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
         if path.is_dir():
             raise TransduceError(f"{path} cannot be written: it is a folder.")
+        # What is no file, such as /dev/stdout, is written to as it is; a file gets its name when it is whole.
+        place = path if path.exists() and not path.is_file() else path.parent
+        if not os.access(place, os.W_OK):
+            raise TransduceError(f"{path} cannot be written: you may not write to {place}, so name another place.")
+
+
+def check_folder(path: str) -> None:
+    """The same for a folder that is to be made or filled.
+
+    Raises:
+        TransduceError: something on the way to it is a file, or must not be written to.
+    """
+    place = Path(path)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise TransduceError(f"{path} cannot be a folder, for {place} is a file: name another one.")
+    if not os.access(place, os.W_OK):
+        raise TransduceError(f"{path} cannot be filled, for you may not write to {place}: name another folder.")
+
+
+def read_side_by_side(*paths: str) -> list[list[str]]:
+    """The lines of files that belong together line by line.
+
+    Raises:
+        TransduceError: one cannot be read, or they differ in length, or are empty.
+    """
+    lines = [list(read_lines(path)) for path in paths]
+    check_line_counts({f"lines in {path}": each for path, each in zip(paths, lines, strict=True)})
+    return lines
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:

@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes a tree for each sentence, or a report."""
     check_writable(options.output, None if options.json == "-" else options.json)
+    if options.json and not options.reference:
+        raise TransduceError("`--json` is the report on `--reference`: name a treebank too, or leave it out.")
+    if options.reference and options.text:
+        raise TransduceError(f"--reference brings its own sentences, but {options.text} is named too: leave one out.")
     parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
     if options.beam_size is not None:
         parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
     if options.reference:
-        if options.text:
-            raise TransduceError(
-                f"--reference brings its own sentences, but {options.text} is named too: leave one out."
-            )
         write_report(_report(options, parser), options.json)
         return 0
     sentences = (line.split() for line in (read_lines(options.text) if options.text else stdin_lines()))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import check_writable, write_report
+from transduce.commands.options import check_folder, check_writable, write_report
 from transduce.errors import TransduceError
+from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import (
     PrepareRequest,
     merge_shards,
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings, such as the one to train with")
-    add("--task", metavar="KIND", help="what will be learnt; translation where nothing is said")
+    add("--task", choices=tuple(KINDS), metavar="KIND", help="what will be learnt; translation where nothing is said")
     add(
         "--source",
         nargs="+",
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prepares, and prints what came out. Ctrl-C and SIGTERM leave nothing behind."""
     check_writable(None if options.json == "-" else options.json)
+    check_folder(options.out)
     with _cleaning_up_on_sigterm():
         write_report(_prepare(options), options.json)
     return 0

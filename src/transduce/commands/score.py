@@ -7,11 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator
+from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side
 from transduce.durable import write_file
-from transduce.evaluation.scores import check_line_counts
 from transduce.runtime.scoring import Score
-from transduce.text.files import read_lines
+from transduce.search.settings import SearchSettings
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a score for each line, and on standard error what they come to."""
     check_writable(options.json)
-    sources, targets = list(read_lines(options.source)), list(read_lines(options.target))
-    check_line_counts({"sources": sources, "targets": targets})
+    SearchSettings(length_penalty=options.length_penalty)  # refuses what is out of range
+    sources, targets = read_side_by_side(options.source, options.target)
     translator = load_translator(options.model, options)
     scores = translator.score(sources, targets, length_penalty=options.length_penalty)
     summary = summarize(scores, options.length_penalty, translator.precision)

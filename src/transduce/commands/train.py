@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from transduce.commands.options import check_folder
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.run import RunRequest, train_run
 from transduce.tasks.settings import put_setting, read_settings
@@ -39,7 +40,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings; options below change it")
-    add("--task", metavar="KIND", help=f"what to learn: {', '.join(KINDS)}; translation where nothing is said")
+    add(
+        "--task",
+        choices=tuple(KINDS),
+        metavar="KIND",
+        help=f"what to learn: {', '.join(KINDS)}; translation where nothing is said",
+    )
     add("--from", dest="start_from", metavar="DIR", help="begin with the weights of this model, by its tokenizer")
     add(
         "--source",
@@ -89,6 +95,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains, and returns 0; 130 or 143 where Ctrl-C or SIGTERM ended the run after it was saved."""
+    check_folder(options.out)
     result = train_run(run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run))
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 

@@ -17,6 +17,7 @@ from transduce.commands.options import (
     add_search,
     check_writable,
     load_translator,
+    refuse_beside,
     search_settings,
     threads_to_use,
 )
@@ -31,6 +32,8 @@ from transduce.search.settings import SamplingSettings
 from transduce.text.files import read_lines
 
 _SECONDS_BETWEEN_REPORTS = 10.0
+# Options that `SamplingSettings` has the usual values of.
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,13 +80,18 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Drawing in place of searching: --sample, --temperature, --top-k, --top-p, --seed."""
     parser.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="below 1 likely pieces get likelier"
+        "--temperature", type=float, metavar="T", help="with --sample: below 1 likely pieces get likelier (1)"
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the likeliest K pieces; 0: all")
+    parser.add_argument("--top-k", type=int, metavar="K", help="with --sample: draw among the likeliest K pieces (all)")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest pieces that reach P together"
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="with --sample: draw among the likeliest pieces that reach P together (1)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed draws the same translations")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="with --sample: the same seed draws the same translations (1)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,14 +128,14 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
     """What is done to every line.
 
     Raises:
-        TransduceError: an option is out of its range.
+        TransduceError: an option is out of its range, or of no use.
     """
+    if not options.sample:
+        refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
     search = search_settings(options, folder, n_best=None if options.sample else options.n_best)
     if options.sample:
-        sampling = SamplingSettings(
-            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-        )
-        search = msgspec.structs.replace(search, n_best=options.n_best or 1, sampling=sampling)
+        said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
+        search = msgspec.structs.replace(search, n_best=options.n_best or 1, sampling=SamplingSettings(**said))
     return Job(search=search, prefix=options.prefix, phrases=tuple(options.must_contain))
 
 
@@ -170,7 +178,7 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
     content = identity(options, folders, job)
     file = ResumableFile(Path(options.output), options=content, resume=options.resume)
     if file.is_finished:
-        sys.stderr.write(f"{file.path} is finished; nothing is left to do.\n")
+        sys.stderr.write(f"{file.path} is there already, so nothing was done: delete it to translate anew.\n")
         return
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
@@ -186,7 +194,7 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
         if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
             reported_at = time.monotonic()
             rate = (file.progress.lines - before) / (reported_at - started_at)
-            sys.stderr.write(f"{file.progress.lines:,} lines, {rate:,.0f} a second\n")
+            sys.stderr.write(f"{file.progress.lines:,} lines, {rate:,.{0 if rate >= 10 else 1}f} a second\n")
     file.finish()
     elapsed_seconds = time.monotonic() - started_at
     sys.stderr.write(f"{file.progress.lines:,} lines in {file.path}, {elapsed_seconds:.1f} s\n")

@@ -6,11 +6,13 @@ Legend: B texts of a batch, S pieces of a text.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
+from transduce.data.idfiles import IdRun
 from transduce.data.order import Indices, permutation
 from transduce.text.marks import Marks
 
@@ -33,8 +35,8 @@ class LabelledTexts:
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
-        self._offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._ids = np.array([id for row in framed for id in row], np.int32)
+        ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
+        self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
         """How many there are."""
@@ -42,13 +44,9 @@ class LabelledTexts:
 
     def batch(self, numbers: Indices, pad_id: int) -> LabelledBatch:
         """Some of them, padded at the right."""
-        lengths = self.lengths[numbers]
-        columns = np.arange(lengths.max())
-        filled = columns < lengths[:, None]  # (B, S)
-        ids = np.full(filled.shape, pad_id, np.int64)
-        ids[filled] = self._ids[(self._offsets[numbers][:, None] + columns)[filled]]
+        ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
-        return LabelledBatch(ids, labels, numbers, int(lengths.sum()), len(numbers))
+        return LabelledBatch(ids, labels, numbers, tokens, len(numbers))
 
     def in_order(self, rows: int, pad_id: int) -> list[LabelledBatch]:
         """All of them once, by length."""

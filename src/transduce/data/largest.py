@@ -38,12 +38,17 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """A batch of sentences of these lengths, whose id is the one after padding's."""
+    """A batch of sentences of these lengths, of an id that every vocabulary has and that is not padding's."""
     source_ids, target_ids = (
-        np.where(np.arange(lengths.max()) < lengths[:, None], pad + 1, pad).astype(np.int64)
+        np.where(np.arange(lengths.max()) < lengths[:, None], other_than(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))
     )
     return Batch(source_ids, target_ids, np.full(len(source), -1), int(source.sum()), int(target.sum()))
+
+
+def other_than(pad_id: int) -> int:
+    """An id that is not padding's, which may be a vocabulary's first one or its last."""
+    return int(pad_id == 0)
 
 
 def _same(one: Batch, other: Batch) -> bool:

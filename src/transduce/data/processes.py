@@ -105,6 +105,7 @@ class _Team:
             news = msgspec.json.decode(line, type=News)
             if news.mistake is not None:
                 self._mistakes.append(news.mistake)
+                _kill(team)
             with self._progress_lock:
                 self._read[number] = news.read
                 if self._report_progress is not None and news.mistake is None:
@@ -114,8 +115,12 @@ class _Team:
                 f"A process that prepared a part of the corpus ended with status {process.returncode}: if memory ran "
                 "out, use fewer workers."
             )
-            for other in team:
-                other.kill()
+            _kill(team)
+
+
+def _kill(team: list[subprocess.Popen[bytes]]) -> None:
+    for process in team:
+        process.kill()
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:

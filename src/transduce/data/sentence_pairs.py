@@ -139,11 +139,11 @@ class SentencePairPlan:
     def largest(self) -> SentencePairBatch:
         """A batch as large as any, of an id without meaning."""
         size = (min(self._settings.rows, self.rows), self._settings.length)
-        ids = np.full(size, self._ordinary[0], np.int64)
-        labels = np.where(np.arange(size[1]) < max(1, round(size[1] * self._settings.masking.share)), ids, 0)
+        ids, pad = np.full(size, self._ordinary[0], np.int64), self._settings.pad_id
+        labels = np.where(np.arange(size[1]) < max(1, round(size[1] * self._settings.masking.share)), ids, pad)
         follows = np.zeros(size[0] * self._settings.next_sentence, np.int64)
         return SentencePairBatch(
-            ids, labels, np.full(size[0], -1), ids.size, int((labels > 0).sum()), np.zeros_like(ids), follows
+            ids, labels, np.full(size[0], -1), ids.size, int((labels != pad).sum()), np.zeros_like(ids), follows
         )
 
     def _laid_out(self, epoch: int) -> tuple[tuple[Ids, Ids], Ids]:

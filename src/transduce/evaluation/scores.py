@@ -152,11 +152,10 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
     listed = " and ".join(f"{count:,} {name}" for name, count in counts.items())
     if len(set(counts.values())) > 1:
         raise TransduceError(
-            f"Every hypothesis needs the reference of the same line, but there are {listed}: "
-            "give files with the same number of lines."
+            f"Lines must correspond one by one, but there are {listed}: give files with the same number of lines."
         )
     if 0 in counts.values():
-        raise TransduceError(f"There must be at least one line to score, but there are {listed}: give other files.")
+        raise TransduceError(f"There must be at least one line, but there are {listed}: give other files.")
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:

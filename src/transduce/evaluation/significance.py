@@ -1,6 +1,6 @@
 """Is the difference between two systems real? Two paired tests on BLEU and chrF, and a verdict in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -74,6 +74,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     hypothesis_a_sha256: str
     hypothesis_b_sha256: str
     reference_sha256: str
+    # How each system's translations were made, where that is known: beam size, length penalty, precision, …
+    decoding_a: dict[str, str | int | float | bool] = {}
+    decoding_b: dict[str, str | int | float | bool] = {}
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -94,6 +97,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 *(row.verdict for row in metrics),
                 f"{facts}seed {self.seed}",
                 *(f"{row.metric}  {row.signature}" for row in metrics),
+                *_decoding_lines({self.name_a: self.decoding_a, self.name_b: self.decoding_b}),
                 *(f"warning: {sentence}" for sentence in self.warnings),
             ]
         )
@@ -132,7 +136,7 @@ def compare(
     Raises TransduceError for what `score` refuses, for fewer than 100 resamples, for a negative seed, and for
     two systems of the same name.
     """
-    _check_settings(resamples, seed, names)
+    check_trial(resamples, seed, names)
     name_a, name_b = names
     given = {f"hypotheses of {name_a}": hypotheses_a, f"hypotheses of {name_b}": hypotheses_b}
     check_line_counts({**given, "references": references})
@@ -217,7 +221,8 @@ def describe_needed(difference: float, standard_error: float, *, sentences: int)
     return f"about {float(f'{needed:.2g}'):,.0f} sentences would be needed to tell, not {sentences:,}"
 
 
-def _check_settings(resamples: int, seed: int, names: tuple[str, str]) -> None:
+def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
+    """Raises TransduceError for what `compare` refuses whatever the translations are."""
     if resamples < MINIMUM_RESAMPLES:
         raise TransduceError(
             f"A test needs at least {MINIMUM_RESAMPLES} resamples, but {resamples} were asked for: use 1,000."
@@ -226,6 +231,14 @@ def _check_settings(resamples: int, seed: int, names: tuple[str, str]) -> None:
         raise TransduceError(f"The seed must not be negative, but it is {seed}: use 0 or a positive number.")
     if names[0] == names[1]:
         raise TransduceError(f"Two systems need two names, but both are called {names[0]!r}: rename one.")
+
+
+def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool]]) -> list[str]:
+    return [
+        f"decoding of {name}: {', '.join(f'{setting}={value}' for setting, value in settings.items())}"
+        for name, settings in decoding.items()
+        if settings
+    ]
 
 
 def _cells(row: MetricComparison) -> list[str]:

@@ -61,7 +61,7 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
     if tokenize not in TOKENIZERS:
         raise TransduceError(
             f"The tokenizer must be one of {', '.join(TOKENIZERS)}, but it is {tokenize!r}: "
-            f"{_advice(tokenize, target_language)}."
+            f"{_advice(tokenize, target_language)}"
         )
     _check_installed(tokenize)
     return TokenizerChoice(tokenize)
@@ -94,4 +94,4 @@ def _check_installed(tokenize: str) -> None:
 
 def _advice(tokenize: str, target_language: str | None) -> str:
     near = difflib.get_close_matches(tokenize.lower(), TOKENIZERS, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}" if near else f"leave it out to get {tokenizer_for(target_language)!r}"
+    return f"did you mean {near[0]!r}?" if near else f"leave it out to get {tokenizer_for(target_language)!r}."

@@ -47,8 +47,8 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     vocabulary, config = translator.tokenizer, translator.model.config
     if target is None:
         target = translator(source).text
-    source_ids = [*vocabulary.source.encode(source), config.eos_id]
-    target_ids = [*vocabulary.target.encode(target), config.eos_id]
+    source_ids = vocabulary.source.closed(vocabulary.source.encode(source))
+    target_ids = vocabulary.target.closed(vocabulary.target.encode(target))
     trace = AttentionTrace()
     with torch.inference_mode():
         memory, mask = translator.model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)

@@ -233,9 +233,11 @@ def _search(
 ) -> Hypothesis:
     """The best hypothesis for one sentence."""
     source_ids = sentence_ids(translator, source)
-    batch = Batch(source_ids=[source_ids], prefixes=[prefix], phrases=[()], places=[0])
+    target = translator.tokenizer.target
+    # Search itself begins with what every translation begins with.
+    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
     with torch.inference_mode():
-        begun = begin_search(translator.models, translator.tokenizer.target, batch, search)
+        begun = begin_search(translator.models, target, batch, search)
         if forbidden and isinstance(begun, BeamSearch | Walk):
             begun.rules = [*begun.rules, ForbidAt(forbidden)]
         (found,) = run(begun, observer)

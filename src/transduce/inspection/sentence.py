@@ -93,7 +93,7 @@ def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:
-    """The sentence's pieces and the end symbol.
+    """The sentence's pieces, with the end symbol and what else its model is given around them.
 
     Raises:
         TransduceError: it is empty or too long, or the model has no heads.
@@ -111,7 +111,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             f"A sentence is inspected in one piece, with at most {LONGEST_SOURCE} pieces, but this one has "
             f"{len(ids)}: give a shorter one."
         )
-    return [*ids, config.eos_id]
+    return translator.tokenizer.source.closed(ids)
 
 
 def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tuple[Step, ...]:

@@ -55,7 +55,7 @@ class _Side(NamedTuple):
     """A sentence as the model sees it."""
 
     ids: list[int]
-    """With the end symbol."""
+    """With the end symbol, and what else stands around a text."""
     shares: Matrix
     """Which pieces spell which word, 0 or 1, (words, pieces)."""
 
@@ -76,9 +76,10 @@ def word_maps(translator: Translator, pairs: Sequence[WordPair]) -> list[WordMap
 
 
 def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
-    ids = [*(cut_at_words(vocabulary, text, words) if cut else vocabulary.encode(text)), vocabulary.eos_id]
-    shares = overlap(words, piece_spans(vocabulary.pieces(ids), text)) > 0
-    return _Side(ids, shares.astype(np.float64))
+    ids = cut_at_words(vocabulary, text, words) if cut else vocabulary.encode(text)
+    spelt = (overlap(words, piece_spans(vocabulary.pieces(ids), text)) > 0).astype(np.float64)
+    # What stands around a text, such as the end symbol, spells none of its words.
+    return _Side(vocabulary.closed(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after)))))
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:

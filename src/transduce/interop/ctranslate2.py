@@ -36,6 +36,7 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
 from transduce.model.vocabulary import VocabularyModel
+from transduce.text.foreign import ForeignTokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -97,7 +98,8 @@ def write_ctranslate2(
         specification.register_target_vocabulary(_tokens(target))
         settings = specification.config
         settings.decoder_start_token = target.piece(model.config.start_id)
-        settings.add_source_eos = True
+        # What stands around a text elsewhere may be more than the end symbol.
+        settings.add_source_eos = not isinstance(tokenizer, ForeignTokenizer)
     settings.unk_token = target.piece(target.unk_id)
     settings.eos_token = settings.bos_token = target.piece(target.eos_id)
     settings.layer_norm_epsilon = model.config.norm_epsilon
@@ -267,6 +269,7 @@ class CTranslate2Model:
         self._source = _tokens(tokenizer.source)
         self._target = _tokens(tokenizer.target)
         self._ids = {token: id for id, token in enumerate(self._target)}
+        self._ends = [tokenizer.source.eos_id] if isinstance(tokenizer, ForeignTokenizer) else []
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
 
@@ -288,7 +291,7 @@ class CTranslate2Model:
         return [[self._ids[token] for token in result.hypotheses[0]] for result in found]
 
     def _source_tokens(self, sources: Ids) -> list[list[str]]:
-        return [[self._source[id] for id in row] for row in sources]
+        return [[self._source[id] for id in (*row, *self._ends)] for row in sources]
 
 
 class CTranslate2LanguageModel:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.interop.exported import Ids
-from transduce.interop.huggingface import automatic_class_for, surplus_names
+from transduce.interop.huggingface import automatic_class_for, generation_config, surplus_names
 from transduce.interop.packages import import_extra
 from transduce.model.config import ModelConfig
 
@@ -45,6 +45,23 @@ class _Opened:
             raise TransduceError(
                 f"transformers opens {folder}, but not all of its tensors are what it expects: {wrong}."
             )
+
+    def search_plainly(self, unk_id: int, forced: Sequence[int]) -> None:
+        """Has `generate` do what our greedy search does, whatever the folder's makers asked of it.
+
+        Args:
+            unk_id: the unknown piece of the target.
+            forced: what every translation begins with: the tag of its language.
+        """
+        content = generation_config(self.config, unk_id)
+        if content is None:
+            return
+        if self.config.kind == "transformer":
+            never = sorted({self.config.pad_id, self.config.start_id} - {self.config.eos_id})
+            content["bad_words_ids"] = [[id] for id in never] or None
+        if forced:
+            content["forced_bos_token_id"] = forced[0]
+        self.model.generation_config = import_extra("transformers", "hf").GenerationConfig(**content)
 
     def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
         """What its tokenizer makes of texts, with what it puts around them."""

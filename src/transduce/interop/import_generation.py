@@ -18,7 +18,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "sequence_bias": (None, {}, []),
     "exponential_decay_length_penalty": (None,),
     "guidance_scale": (None, 1, 1.0),
-    "renormalize_logits": (None, False),
     "force_words_ids": (None, []),
     "constraints": (None, []),
 }
@@ -55,8 +54,11 @@ def import_generation(
                 forced_last_id=_optional_id(said, "forced_eos_token_id"),
                 forbidden_ids=_forbidden(said, place),
                 stop=_STOPS[said.get("early_stopping", False)],
+                renormalize=_flag(said, "renormalize_logits"),
             ),
         )
+    except TransduceError:
+        raise
     except (TypeError, ValueError, KeyError) as error:
         raise TransduceError(f"{place}: the way to generate cannot be read: {error}.") from error
 
@@ -68,6 +70,13 @@ def _whole(said: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"`{name}` must be a whole number, but is {value!r}")
     return value
+
+
+def _flag(said: Mapping[str, Any], name: str) -> bool:
+    value = said.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be true or false, but is {value!r}")
+    return bool(value)
 
 
 def _optional_id(said: Mapping[str, Any], name: str) -> int | None:

@@ -34,6 +34,13 @@ class ConfigReader:
             self.refuse(name, "must be a whole number")
         return value
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number that something is divided by."""
+        value = self.whole(name, default)
+        if value < 1:
+            self.refuse(name, "must be at least 1")
+        return value
+
     def number(self, name: str, default: float) -> float:
         """Any number."""
         value = self._value(name, default)
@@ -151,7 +158,7 @@ def _m2m100(config: ConfigReader) -> Settings:
 
 
 def _t5(config: ConfigReader) -> Settings:
-    d_model, vocabulary = config.whole("d_model"), config.whole("vocab_size")
+    d_model, vocabulary = config.size("d_model"), config.whole("vocab_size")
     layers = config.whole("num_layers")
     form = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(form, str) and form.startswith("gated-")
@@ -258,7 +265,7 @@ def _llama(config: ConfigReader) -> Settings:
     vocabulary, d_model, heads = (
         config.whole("vocab_size"),
         config.whole("hidden_size"),
-        config.whole("num_attention_heads"),
+        config.size("num_attention_heads"),
     )
     width = config.whole("head_dim", d_model // heads)
     attention_bias = config.flag("attention_bias", default=False)

@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face folder: from its own files to a record that cuts alike."""
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ _DECODERS = ("gpt2", "llama")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 _PEGASUS_OFFSET = 103
+_MOST_ADDED = 100_000
 # In the order of their tags, which M2M100's files need not list.
 _M2M100_LANGUAGES = (  # noqa: SIM905
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
@@ -79,8 +81,17 @@ def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     """The tokenizer of a folder, without a language chosen.
 
     Raises:
-        TransduceError: a file is missing, or of a kind that is not known here.
+        TransduceError: a file is missing, damaged, or of a kind that is not known here.
     """
+    try:
+        return _record(files, model)
+    except TransduceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, struct.error) as error:
+        raise TransduceError(f"The tokenizer's files in {files.place} cannot be read: {error!r}.") from error
+
+
+def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     if model.model_type == "marian":
         return _marian(files, model)
     parts = _parts(files, model.model_type)
@@ -171,18 +182,26 @@ def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
         return ids | {"<mask>": len(pieces) + 1 + len(tags)}
     if model_type == "t5":
-        extra = settings.get("extra_ids", 100)
+        extra = _count(settings, "extra_ids", 100)
         last = len(pieces) + extra - 1
         own = {f"<extra_id_{number}>": last - number for number in range(extra)}
         return {piece: id for id, piece in enumerate(pieces)} | own
     if model_type == "pegasus":
-        offset = settings.get("offset", _PEGASUS_OFFSET)
-        named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset - 2 + 2))]
+        offset = _count(settings, "offset", _PEGASUS_OFFSET)
+        named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(named[: offset + 2])}
     if model_type == "llama":
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
+
+
+def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
+    """How many pieces a family puts beside the learned ones."""
+    said = settings.get(name, usual)
+    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_ADDED:
+        raise ValueError(f"`{name}` must be a whole number from 0 to {_MOST_ADDED:,}, but is {said!r}")
+    return said
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:

@@ -42,6 +42,8 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerJson
     """
     try:
         return _read(content, place)
+    except TransduceError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TransduceError(f"{place} is not a tokenizer.json that can be read: {error!r}.") from error
 

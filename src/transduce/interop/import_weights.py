@@ -4,7 +4,7 @@ Legend: V vocabulary, D model width.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.interop.bounds import check_sizes
 from transduce.interop.import_names import Family, family_of, find_names
 from transduce.interop.import_settings import SETTINGS, ConfigReader
 from transduce.model.build import build_model
@@ -113,6 +114,11 @@ def _tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], 
         missing = [family.output] if present else [family.shared]
         raise _wrong_tensors(stored, missing=[str(name) for name in missing], unexpected=[])
     read = {name: stored.read(name) for name in present}
+    for name, table in read.items():
+        if table.dim() != 2:
+            raise TransduceError(
+                f"{stored.place}: {name} must have a row for each piece, but has the shape {tuple(table.shape)}."
+            )
     shared = read[family.shared] if family.shared in read else read[present[0]]
     target = read.get(str(family.target), shared)
     output = read.get(str(family.output), target)
@@ -161,9 +167,11 @@ def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> Tens
 
 def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
     try:
-        return msgspec.convert(dict(settings), ModelConfig)
+        config = msgspec.convert(dict(settings), ModelConfig)
     except (msgspec.ValidationError, TransduceError) as error:
         raise TransduceError(f"{place} describes no model that can be built: {str(error).rstrip('.')}.") from error
+    check_sizes(place, config)
+    return config
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, Tensor]:
@@ -187,8 +195,16 @@ def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict
         if entry is not None:
             parts = [stored.read(part) for part in entry.theirs]
             parts = [part.t() if entry.transposed and part.dim() == 2 else part for part in parts]
-            weights[name] = torch.cat(parts).contiguous()
+            weights[name] = _joined(parts, entry.theirs, stored.place)
     return weights
+
+
+def _joined(parts: list[Tensor], names: Sequence[str], place: str) -> Tensor:
+    """The rows of several tensors, one below another."""
+    if len({(part.dim(), part.shape[1:]) for part in parts}) > 1 or parts[0].dim() == 0:
+        shapes = {name: tuple(part.shape) for name, part in zip(names, parts, strict=True)}
+        raise TransduceError(f"{place}: these tensors must have rows of one length, but have the shapes {shapes}.")
+    return torch.cat(parts).contiguous()
 
 
 def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: list[str]) -> TransduceError:

@@ -255,14 +255,9 @@ _RECURRENT_ONLY = (
     "recurrent_context_to",
 )
 _NOT_RECURRENT = (
-    "num_key_value_heads",
-    "share_layers",
-    "norm",
-    "final_norm",
-    "max_positions",
-    "position_offset",
-    "sinusoids_to_end",
-    "attention_window",
+    *("d_k", "d_v", "num_key_value_heads", "activation", "activation_dropout", "bias", "projection_bias"),
+    *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
+    *("position_offset", "sinusoids_to_end", "attention_window"),
 )
 _ONLY_WITH = {
     "max_positions": ("learned",),

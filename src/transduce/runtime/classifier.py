@@ -17,6 +17,7 @@ from transduce.runtime.decoding import pad
 from transduce.runtime.like_lengths import of_like_lengths
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
+from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 from transduce.text.marks import marks_of
 from transduce.text.tokenizer import Tokenizer
@@ -59,6 +60,9 @@ class Classifier:
         self.labels = tuple(labels)
         self.length = length
         self._marks = marks_of(tokenizer.source)
+
+    def __repr__(self) -> str:
+        return summary("Classifier", self.model, f"{len(self.labels)} classes")
 
     @overload
     def __call__(self, text: str) -> Classification: ...

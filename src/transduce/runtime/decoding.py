@@ -8,7 +8,8 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
-from transduce.runtime.phrases import forbid_texts
+from transduce.runtime.native_search import find_search_program
+from transduce.runtime.phrases import forbid_texts, mentions
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.strict import StrictScorer, check_buckets
 from transduce.search.beam import Beam, BeamSearch
@@ -69,9 +70,12 @@ def begin_search(
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.places, samples=search.n_best)
         return Walk(scorer, bounds, draw, width=search.n_best, rules=rules)
+    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
+    plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
+    if plain and (program := find_search_program(scorer, bounds, beam)) is not None:
+        return program
     if width == 1:
         return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
-    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     selection = _selection(search, batch.phrases, longest, width, config.eos_id)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:
@@ -96,17 +100,17 @@ def _least_pieces(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase]
 ) -> int:
-    """The greatest number of pieces for a sentence: what was said, or room for its phrases at least."""
+    """The greatest number of pieces for a sentence: what was said, or room for its prefix and phrases at least."""
     longest = search.longest(len(source_ids))
-    needed = max(len(prefix) + _least_pieces(phrases), search.min_length) + 1
-    if not phrases or longest >= needed:
-        return longest
+    needed = max(len(prefix) + _least_pieces(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
-        return needed
-    raise TransduceError(
-        "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
-        f"least {needed} pieces, but it is {search.max_length}."
-    )
+        return max(longest, needed)
+    if longest < (needed if phrases else len(prefix)):
+        raise TransduceError(
+            "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
+            f"least {needed} pieces, but it is {search.max_length}."
+        )
+    return longest
 
 
 def _scorers(
@@ -125,7 +129,7 @@ def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocab
     """The rules that the settings ask for, in the order in which they are applied."""
     rules: list[Rule] = []
     if search.forbidden:
-        rules += forbid_texts(search.forbidden, vocabulary)
+        rules += forbid_texts(tuple(search.forbidden), vocabulary)
     if search.min_length:
         rules.append(MinimumLength(search.min_length, vocabulary.eos_id))
     if search.no_repeated_ngrams:
@@ -149,14 +153,28 @@ def _selection(
     )
 
 
+def check_prefix(search: SearchSettings, prefix: str) -> None:
+    """Refuses a prefix with a forbidden text in it.
+
+    Raises:
+        TransduceError: it has one.
+    """
+    for text in search.forbidden:
+        if mentions(prefix, text):
+            raise TransduceError(f"A translation must begin with `{prefix}`, but `{text}` is forbidden in it.")
+
+
 def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
     """Refuses what cannot be had together with phrases that a translation must contain.
 
     Raises:
-        TransduceError: drawn translations, groups of beams, or a phrase with a forbidden text in it.
+        TransduceError: they are one text and no list, or there are drawn translations, groups of beams, or a phrase
+            with a forbidden text in it.
     """
     if not phrases:
         return
+    if isinstance(phrases, str):
+        raise TransduceError(f"Phrases are a list of texts, but `{phrases}` is one text: write [`{phrases}`].")
     if search.sampling is not None:
         raise TransduceError("Phrases that a translation must contain are searched for: leave sampling out.")
     if search.diverse_groups > 1:
@@ -166,7 +184,7 @@ def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
         )
     for phrase in phrases:
         for text in search.forbidden:
-            if text in phrase:
+            if mentions(phrase, text):
                 raise TransduceError(f"A translation must contain `{phrase}`, but `{text}` is forbidden in it.")
 
 

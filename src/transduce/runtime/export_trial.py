@@ -12,6 +12,7 @@ from transduce.interop.onnx import longest_sequence
 from transduce.interop.tokenizer_files import has_marks
 from transduce.runtime.original import Original
 from transduce.runtime.translator import Translator
+from transduce.text.foreign import ForeignTokenizer
 from transduce.text.marks import MARKS, MASK, encode_with_masks, marks_of
 from transduce.text.vocabulary import Vocabulary
 
@@ -74,6 +75,10 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
 def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """What a tokenizer elsewhere must make of texts, with what stands around them."""
     vocabulary, config = original.tokenizer.source, original.config
+    if isinstance(original.tokenizer, ForeignTokenizer):
+        encoded = vocabulary.encode_batch(texts)
+        # A prompt goes on, so nothing stands after it.
+        return [[*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.closed(ids) for ids in encoded]
     if config.kind == "encoder" and has_marks(vocabulary):
         marks = marks_of(vocabulary)
         return [[marks.cls, *encode_with_masks(vocabulary, text), marks.sep] for text in texts]

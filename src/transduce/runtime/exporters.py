@@ -28,8 +28,10 @@ from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
 from transduce.runtime.export_trial import tokenized
 from transduce.runtime.folder import VOCABULARIES, write_model_folder
+from transduce.runtime.kept_tokenizer import has_kept_files, read_kept_files, write_kept_files
 from transduce.runtime.original import Original
 from transduce.runtime.task_card import TASK_CARD
+from transduce.runtime.untrusted import file_inside
 from transduce.text.foreign import ForeignTokenizer
 
 # What a run has written for people, and what says what its model is for.
@@ -76,7 +78,7 @@ class CTranslate2Exporter:
         _check_fits("ctranslate2", "CTranslate2", model.config)
         assert not isinstance(model, Encoder | Recurrent)  # which do not fit
         write_ctranslate2(model, self.original.tokenizer, folder, quantization=quantization)
-        _copy(self.original.folder, folder, VOCABULARIES)
+        _write_vocabularies(self.original, folder)
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:  # noqa: ARG002
         """CTranslate2's translator or generator."""
@@ -109,7 +111,8 @@ class OnnxExporter:
         """
         _check_fits("onnx", "Our ONNX graphs", self.original.config)
         write_onnx(self.original.model, folder)
-        _copy(self.original.folder, folder, (*VOCABULARIES, TASK_CARD))
+        _write_vocabularies(self.original, folder)
+        _copy(self.original.folder, folder, (TASK_CARD,))
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
         """By onnxruntime."""
@@ -144,27 +147,32 @@ class HuggingFaceExporter:
             TransduceError: no class fits the model or its tokenizer.
         """
         original = self.original
+        tokenizer = original.tokenizer
         _check_fits("huggingface", "Hugging Face's classes", original.config)
         self._check_tokenizer()
-        found = (original.folder / name for name in _DOCUMENTS if (original.folder / name).is_file())
+        found = (file_inside(original.folder, name) for name in _DOCUMENTS if (original.folder / name).is_file())
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
             config=original.config,
-            tokenizer=original.tokenizer,
+            tokenizer=tokenizer,
             languages=original.languages,
             documents={path.name: path.read_text("utf-8") for path in found},
         )
+        if isinstance(tokenizer, ForeignTokenizer):
+            write_kept_files(folder, read_kept_files(original.folder, original.languages))
 
     def _check_tokenizer(self) -> None:
         original = self.original
-        if has_tokenizer(original.tokenizer, original.config):
+        is_foreign = isinstance(original.tokenizer, ForeignTokenizer)
+        if has_kept_files(original.folder) if is_foreign else has_tokenizer(original.tokenizer, original.config):
             return
         others = _others("huggingface", original.config)
-        if isinstance(original.tokenizer, ForeignTokenizer):
+        if is_foreign:
             raise TransduceError(
-                f"The tokenizer in {original.folder} was imported, and is not written as Hugging Face's again: use the "
-                f"folder that it came from, or {others}."
+                f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
+                "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
+                f"{others}."
             )
         raise TransduceError(
             "Of Hugging Face's tokenizers only Marian's has a vocabulary for each side, and no composed text "
@@ -178,6 +186,9 @@ class HuggingFaceExporter:
             TransduceError: its tokenizer cuts a text into other pieces than ours.
         """
         model = self._opened(folder)
+        if isinstance(self.original.tokenizer, ForeignTokenizer):
+            vocabulary = self.original.tokenizer.target
+            model.search_plainly(vocabulary.unk_id, vocabulary.forced)
         for text, left, right in zip(texts, tokenized(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
                 raise TransduceError(
@@ -251,11 +262,19 @@ def _others(name: str, config: ModelConfig) -> str:
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 
 
+def _write_vocabularies(original: Original, folder: Path) -> None:
+    """What cuts texts into the model's pieces."""
+    if isinstance(original.tokenizer, ForeignTokenizer):
+        original.tokenizer.save(folder)
+    else:
+        _copy(original.folder, folder, VOCABULARIES)
+
+
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Those of the files that are there."""
+    """Those of the files that are there, if they are the folder's own."""
     for name in names:
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            shutil.copyfile(file_inside(source, name), target / name)
 
 
 def _write_readme(export_format: str, original: Original, folder: Path, measured: str) -> None:

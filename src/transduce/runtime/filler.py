@@ -14,6 +14,7 @@ from transduce.errors import TransduceError
 from transduce.model.encoder import Encoder
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
+from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 from transduce.text.marks import MASK, encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.tokenizer import Tokenizer
@@ -54,6 +55,9 @@ class Filler:
         self.length = length
         self._marks = marks_of(tokenizer.source)
         self._ordinary = torch.tensor(ordinary_pieces(tokenizer.source), device=model.source_weight.device)
+
+    def __repr__(self) -> str:
+        return summary("Filler", self.model, f"{self.length} pieces at most")
 
     def __call__(self, text: str, *, candidates: int = 5) -> Filling:
         """Fills the masks of a text.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.durable import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
+from transduce.interop.bounds import check_sizes
 from transduce.interop.huggingface import Place, config_json, derived_names, generation_config, places, to_folder_names
 from transduce.interop.tokenizer_files import tokenizer_files
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model
@@ -31,7 +32,6 @@ from transduce.runtime.series_card import SERIES_CARD
 from transduce.runtime.task_card import labels_among
 from transduce.runtime.untrusted import (
     MOST_VOCABULARY_BYTES,
-    check_sizes,
     file_inside,
     read_bounded,
     read_json,
@@ -51,9 +51,6 @@ VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", FOREIGN_TOKEN
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 
-# Far beyond any model, and still built in a moment on the meta device.
-_LARGEST_SIZE = 1 << 24
-_MOST_LAYERS = 1_000
 _MOST_SHOWN = 20
 
 
@@ -281,7 +278,7 @@ def _read_config(folder: Path) -> ModelConfig:
     except msgspec.ValidationError as error:
         reason = str(error).rstrip(".")
         raise TransduceError(f"{path} cannot be read as a model's configuration: {reason}.") from error
-    check_sizes(path, config, most=_LARGEST_SIZE, most_layers=_MOST_LAYERS)
+    check_sizes(path, config)
     return config
 
 

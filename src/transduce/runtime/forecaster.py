@@ -17,9 +17,11 @@ from transduce.model.series import SeriesTransformer
 from transduce.runtime.folder import read_series_model
 from transduce.runtime.machine import Precision, detect_machine
 from transduce.runtime.series_card import SeriesCard, read_series_card
+from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 
 _WINDOWS_AT_A_TIME = 256
+_MOST_SHOWN = 8  # columns
 _DTYPES = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
 # Of the courses that are sampled, a tenth lies below the one and a tenth above the other.
 _LOW, _HIGH = 0.1, 0.9
@@ -56,6 +58,10 @@ class Forecaster:
             )
         self.model = model
         self.card = card
+
+    def __repr__(self) -> str:
+        read = f"{self.card.past} points in, {self.card.horizon} out"
+        return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MOST_SHOWN]), read)
 
     def __call__(self, history: ArrayLike, steps: int | None = None, *, samples: int = 0, seed: int = 1) -> Forecast:
         """What follows a history.

@@ -175,7 +175,10 @@ def _stored_tensors(folder: Path) -> StoredTensors:
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
         index = read_json(folder, _INDEX, dict[str, Any])
-        table = msgspec.convert(index.get("weight_map", {}), dict[str, str])
+        try:
+            table = msgspec.convert(index.get("weight_map", {}), dict[str, str])
+        except msgspec.ValidationError as error:
+            raise TransduceError(f"{folder / _INDEX} must name the file of each tensor: {error}.") from error
         names = sorted(set(table.values()))
     else:
         raise _no_weights(folder)

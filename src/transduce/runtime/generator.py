@@ -5,7 +5,6 @@ Legend: W texts of one prompt, t new pieces so far.
 """
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.runtime.continuing import ContinuingScorer
@@ -20,6 +20,8 @@ from transduce.runtime.decoding import build_rules
 from transduce.runtime.folder import read_decoder_folder
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
+from transduce.runtime.summary import summary
+from transduce.runtime.untrusted import read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
@@ -35,6 +37,8 @@ USUAL_LENGTH = 200
 # Drawn, a little sharper than the model says: likely texts that are not the same every time.
 USUAL_SEARCH = SearchSettings(max_length=USUAL_LENGTH, sampling=SamplingSettings(temperature=0.8))
 _ENDLESS = -1  # an end symbol that is no piece
+# What a search can be asked for with a source alone, and what means that it was not.
+_ONLY_TRANSLATORS = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
 _UNFINISHED = "\ufffd"  # what a character is read as while bytes of it are missing
 _LONGEST_CONTEXT = 1024  # of a model whose positions have no end, and whose folder does not say
 
@@ -51,6 +55,9 @@ class Continuation(msgspec.Struct, frozen=True):
     """Their sum, over the length penalty where one was asked for."""
     ended: bool
     """Whether a line's end was asked for and reached."""
+
+    def __repr__(self) -> str:
+        return f"Continuation({self.text!r}, score={self.score:.4f})"
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -99,6 +106,9 @@ class Generator:
         self.context = context
         self.language = language
 
+    def __repr__(self) -> str:
+        return summary("Generator", self.model, self.language or "text", self.precision, str(self.device))
+
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
@@ -130,7 +140,7 @@ class Generator:
             one_line: a text ends with its line.
 
         Raises:
-            TransduceError: an option is out of its range.
+            TransduceError: an option is out of its range, or not for a language model.
         """
         chosen = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
@@ -188,9 +198,21 @@ class Generator:
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
         said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        asked = msgspec.structs.asdict(search)
+        for name, usual in _ONLY_TRANSLATORS.items():
+            if asked[name] != usual:
+                raise TransduceError(
+                    f"`{name}` is for models that translate, but here it is {asked[name]} for a language model: leave "
+                    "it out."
+                )
         sampling = search.sampling
         if seed is not None:
-            sampling = msgspec.structs.replace(sampling or SamplingSettings(), seed=seed)
+            if sampling is None:
+                raise TransduceError(
+                    f"`seed` is of what is drawn, but is {seed} where `search` draws nothing: leave it out, or say "
+                    "`sampling`."
+                )
+            sampling = msgspec.structs.replace(sampling, seed=seed)
         if search.max_length is None and "max_length" not in said:
             said["max_length"] = USUAL_LENGTH
         return msgspec.structs.replace(search, sampling=sampling, **said)
@@ -273,11 +295,9 @@ def load_generator(
 def _read_context(folder: Path, config: ModelConfig) -> int:
     """What the model was trained with: its run's settings say it, or else its positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
-    try:
-        settings = tomllib.loads((folder / "settings.toml").read_text("utf-8"))
-    except (OSError, ValueError):
+    if not (folder / "settings.toml").is_file():
         return most
-    task = settings.get("task")
+    task = read_toml(folder, "settings.toml").get("task")
     said = task.get("context") if isinstance(task, dict) else None
     if not isinstance(said, int) or said < 2:
         return most

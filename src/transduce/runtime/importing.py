@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.interop.huggingface import class_for
 from transduce.runtime.folder import read_any_model_folder, write_model_folder
 from transduce.runtime.foreign import check_foreign, foreign_search_settings
+from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
 from transduce.runtime.languages import with_languages
 from transduce.search.settings import SearchSettings
 from transduce.text.foreign import ForeignTokenizer
@@ -35,6 +37,8 @@ def import_model_folder(
 ) -> ImportReport:
     """Writes a Hugging Face model as a folder of ours: weights, configuration, tokenizer, and how it was searched.
 
+    Where a class there computes the model, the tokenizer's own files stand beside ours.
+
     Args:
         folder: with config.json, model.safetensors and the tokenizer's own files.
         out: the folder to make; it must not hold a model.
@@ -48,23 +52,28 @@ def import_model_folder(
     model_type = check_foreign(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
-    search = foreign_search_settings(folder)
     content = with_languages(read_any_model_folder(folder), source_language, target_language)
     languages = (content.manifest.source_language, content.manifest.target_language)
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
+    kept = read_kept_files(folder, languages) if class_for(content.model.config) is not None else {}
+    kind = content.model.config.kind
+    documents = {"README.md": _card(model_type, kind)}
+    if kind == "transformer":  # nothing else has a search of its own
+        documents["settings.toml"] = _settings(foreign_search_settings(folder))
     write_model_folder(
         out,
         weights=weights,
         config=content.model.config,
         tokenizer=content.tokenizer,
         languages=languages,
-        documents={"settings.toml": _settings(search), "README.md": _card(model_type, content.model.config.kind)},
+        documents=documents,
     )
+    write_kept_files(out, kept)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
     return ImportReport(
         folder=str(out),
         model_type=model_type,
-        kind=content.model.config.kind,
+        kind=kind,
         num_parameters=sum(parameter.numel() for parameter in content.model.parameters()),
         source_language=languages[0],
         target_language=languages[1],
@@ -87,7 +96,8 @@ def _line(name: str, value: Any) -> str:
 
 
 def _card(model_type: str, kind: str) -> str:
+    search = " `settings.toml` says how it is searched: as `generate` would." if kind == "transformer" else ""
     return (
         f"# A {model_type} model\n\nIt was imported by transduce from a Hugging Face folder, whose licence and card "
-        f"hold for it.\nIts kind is `{kind}`. `settings.toml` says how it is searched: as `generate` would.\n"
+        f"hold for it.\nIts kind is `{kind}`.{search}\n"
     )

@@ -20,6 +20,7 @@ from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_defaults import read_search_settings
+from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.brackets import BalancedBrackets, BracketPiece, BracketPieces
@@ -81,6 +82,9 @@ class Parser:
         self.tokenizer = tokenizer
         self.search = search or SearchSettings()
         self._pieces = bracket_pieces(tokenizer.target)
+
+    def __repr__(self) -> str:
+        return summary("Parser", self.model, f"beam of {self.search.beam_size}")
 
     @overload
     def __call__(self, sentence: str) -> Parse: ...

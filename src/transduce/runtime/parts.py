@@ -1,18 +1,23 @@
 """Sentences as they are decoded: cut where they are too long, and gathered in batches of like length."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.runtime.translation import Translation, join_parts, nothing
 from transduce.search.scorer import Observer
 from transduce.text.splitting import split_text
 from transduce.text.vocabulary import Vocabulary
 
 LONGEST_SOURCE = 256  # pieces; what training leaves out as too long (`data.filters.max_pieces`) is cut into parts
-_UNSPACED_LANGUAGES = ("zh", "zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my")
+# By two letters (zh-TW, zh_CN, ja_XX) and by three (zho_Hans, jpn_Jpan).
+_UNSPACED_LANGUAGES = frozenset(
+    ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
+)
 
 
 class Part(NamedTuple):
@@ -33,7 +38,17 @@ def is_empty(part: Part) -> bool:
 
 
 def cut(sentences: Sequence[str], vocabulary: Vocabulary) -> list[Part]:
-    """The sentences' parts, in order: one each, more of those that are longer than the model takes."""
+    """The sentences' parts, in order: one each, more of those that are longer than the model takes.
+
+    Raises:
+        TransduceError: one is no text.
+    """
+    for number, sentence in enumerate(sentences, 1):
+        if not isinstance(sentence, str):
+            raise TransduceError(
+                f"What is translated must be text, a `str`, but number {number} is {sentence!r}: leave it out, or give "
+                "an empty text."
+            )
     texts = [
         (text, sentence, number)
         for sentence, whole in enumerate(sentences)
@@ -82,7 +97,7 @@ def separator(language: str | None) -> str:
 
 def is_unspaced(language: str | None) -> bool:
     """Whether a language is written without spaces between words."""
-    return language in _UNSPACED_LANGUAGES
+    return language is not None and re.split("[-_]", language.lower())[0] in _UNSPACED_LANGUAGES
 
 
 def batches(

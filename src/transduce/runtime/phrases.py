@@ -50,6 +50,23 @@ def _in_spaced_word(character: str) -> bool:
     return character.isalnum() and not unspaced_characters(character)
 
 
+def mentions(text: str, forbidden: str) -> bool:
+    """Whether a forbidden text is in this one: words of scripts with spaces as whole words, others anywhere."""
+    text, forbidden = " ".join(text.split()), " ".join(forbidden.split())
+    if not forbidden:
+        return False
+    starts_word, ends_word = _in_spaced_word(forbidden[0]), _in_spaced_word(forbidden[-1])
+    start = text.find(forbidden)
+    while start >= 0:
+        end = start + len(forbidden)
+        goes_on_before = starts_word and start > 0 and _in_spaced_word(text[start - 1])
+        goes_on_behind = ends_word and end < len(text) and _in_spaced_word(text[end])
+        if not goes_on_before and not goes_on_behind:
+            return True
+        start = text.find(forbidden, start + 1)
+    return False
+
+
 @lru_cache(maxsize=16)
 def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, ...]:
     """The rules that keep these texts out of translations; the unknown piece is forbidden by its own name.

@@ -54,6 +54,9 @@ class ResumableFile:
         self.is_finished = resume and path.is_file() and not self.side.exists()
         if self.side.exists():
             self.progress = self._read(resume)
+            if not self.partial.exists():
+                self.is_finished = True
+                self.side.unlink()
 
     def _read(self, resume: bool) -> Progress:
         try:
@@ -70,7 +73,11 @@ class ResumableFile:
                 f"{self.partial} was begun with another model or other options: use the same, or delete {self.side} "
                 "to start anew."
             )
-        if not self.partial.is_file() or self.partial.stat().st_size < progress.size_bytes:
+        if self.partial.is_file():
+            is_whole = self.partial.stat().st_size >= progress.size_bytes
+        else:  # it had its own name already when something stopped the program
+            is_whole = self.path.is_file() and self.path.stat().st_size == progress.size_bytes
+        if not is_whole:
             raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start anew.")
         return progress
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.runtime.decoding import pad
+from transduce.search.forced import GenerateSettings
 from transduce.search.penalty import length_penalty
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
 
 MOST_PIECES = 1024  # of a side: attention over more would take too much memory
 _BATCH_PIECES = 4096
@@ -46,6 +48,7 @@ def score_translations(
     targets: Sequence[str],
     *,
     alpha: float = 0.0,
+    generate: GenerateSettings | None = None,
 ) -> list[Score]:
     """The log-probability of each target given its source.
 
@@ -55,6 +58,8 @@ def score_translations(
         sources: sentences.
         targets: their translations, as many.
         alpha: of the length penalty; 0 divides by nothing.
+        generate: where search ranks as `generate` does: what it forces costs nothing, probabilities are over all
+            pieces, and the penalty is length^alpha.
 
     Raises:
         TransduceError: their numbers differ, or one is too long.
@@ -64,24 +69,40 @@ def score_translations(
             f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
         )
     source_ids = [tokenizer.source.closed(ids) for ids in tokenizer.source.encode_batch(sources)]
-    target_ids = [tokenizer.target.closed(ids) for ids in tokenizer.target.encode_batch(targets)]
+    forced = _forced_pieces(tokenizer.target, generate)
+    target_ids = [_begun(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
     for name, rows in (("source", source_ids), ("target", target_ids)):
         _check_lengths(name, rows)
     values: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
         for numbers in _batches(source_ids, target_ids):
             batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
-            values |= dict(zip(numbers, _score_batch(models, *batch), strict=True))
+            for number, found in zip(numbers, _score_batch(models, *batch, generate), strict=True):
+                values[number] = (*(0.0 for _ in forced), *found[len(forced) :])
     return [
         Score(
             source=source,
             target=target,
             pieces=tuple(tokenizer.target.pieces(ids[:-1])),
             piece_log_probabilities=values[number],
-            score=sum(values[number]) / length_penalty(len(ids), alpha),
+            score=sum(values[number])
+            / (length_penalty(len(ids), alpha) if generate is None else float(len(ids) ** alpha)),
         )
         for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))
     ]
+
+
+def _forced_pieces(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
+    """What `generate` begins every translation with, at no cost."""
+    if generate is None:
+        return ()
+    first = () if generate.forced_first_id is None else (generate.forced_first_id,)
+    return target.forced or first
+
+
+def _begun(forced: tuple[int, ...], ids: list[int]) -> list[int]:
+    """A target with the forced pieces, which it may begin with anyway."""
+    return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
 
 
 def _check_lengths(name: str, rows: Sequence[Sequence[int]]) -> None:
@@ -109,7 +130,10 @@ def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[
 
 
 def _score_batch(
-    models: Sequence[EncoderDecoder], source_ids: list[list[int]], target_ids: list[list[int]]
+    models: Sequence[EncoderDecoder],
+    source_ids: list[list[int]],
+    target_ids: list[list[int]],
+    generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
     """Each target's log-probabilities, piece by piece."""
     config, device = models[0].config, models[0].source_weight.device
@@ -118,17 +142,20 @@ def _score_batch(
     chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=device)  # (N,)
     lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
     present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
-    each = torch.stack([_piece_scores(model, model.hidden(source, inputs)[present], chosen) for model in models])
+    excluded = sorted({config.pad_id, config.start_id} - {config.eos_id})
+    if generate is not None:
+        excluded = list(generate.forbidden_ids) if generate.renormalize else []
+    hidden = ((model, model.hidden(source, inputs)[present]) for model in models)
+    each = torch.stack([_piece_scores(model, states, chosen, excluded) for model, states in hidden])
     values = (each.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = lengths.cumsum(dim=0).tolist()
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
 
 
-def _piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor) -> Tensor:
-    """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among those that can be written."""
-    config = model.config
-    never_written = torch.tensor(sorted({config.pad_id, config.start_id} - {config.eos_id}), device=hidden.device)
-    rows = max(1, _CHUNK_ELEMENTS // config.target_vocabulary_size)
+def _piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
+    """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among all but the excluded ones."""
+    never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
+    rows = max(1, _CHUNK_ELEMENTS // model.config.target_vocabulary_size)
     parts = []
     for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = model.project(states).float().index_fill_(-1, never_written, float("-inf"))

@@ -1,6 +1,5 @@
 """How a model folder wants to be searched: the `[search]` table of its run, or what Hugging Face's file says."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.runtime.foreign import foreign_search_settings, is_foreign
+from transduce.runtime.untrusted import read_json, read_toml
 from transduce.search.settings import SearchSettings
 
 
@@ -35,21 +35,14 @@ def read_search_settings(folder: Path) -> SearchSettings:
 def _read_run_settings(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    try:
-        settings = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise TransduceError(f"{path} cannot be read: {error}.") from None
-    table = settings.get("search")
+    table = read_toml(path.parent, path.name).get("search")
     return table if isinstance(table, dict) else None
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        content = msgspec.json.decode(path.read_bytes(), type=_GenerationConfig)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise TransduceError(f"{path} cannot be read: {error}.") from None
+    content = read_json(path.parent, path.name, _GenerationConfig)
     return {"beam_size": content.num_beams, "no_repeated_ngrams": content.no_repeat_ngram_size}
 
 

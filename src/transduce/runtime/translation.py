@@ -18,13 +18,17 @@ class Alternative(msgspec.Struct, frozen=True):
     ended: bool
     """False where the maximum length cut it, or the sentence was given up."""
 
+    def __repr__(self) -> str:
+        return f"Alternative({self.text!r}, score={self.score:.4f}{'' if self.ended else ', ended=False'})"
+
 
 class Translation(msgspec.Struct, frozen=True):
     """The best target sentence, and the others where more were asked for."""
 
     source: str
     alternatives: tuple[Alternative, ...]
-    """Best first; `n_best` of them, or fewer. Those that ended stand before those that were cut."""
+    """Best first; `n_best` of them, or fewer. Those that ended stand before those that were cut. What was drawn stands
+    in the order of drawing."""
     parts: int = 1
     """Into how many parts the sentence was cut, because it was longer than the model takes. They are translated one by
     one, and only the best translation of each is kept."""
@@ -44,6 +48,10 @@ class Translation(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        more = f", {len(self.alternatives)} alternatives" if len(self.alternatives) > 1 else ""
+        return f"Translation({self.text!r}, score={self.score:.4f}{more})"
+
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{html.escape(a.text)}</td><td>{a.score:.3f}</td></tr>" for a in self.alternatives)
         return f"<table><caption>{html.escape(self.source)}</caption>{rows}</table>"
@@ -61,7 +69,7 @@ def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Tra
         return Translation(source, parts[0].alternatives, given_up=given_up)
     best = [part.alternatives[0] for part in parts]
     joined = Alternative(
-        text=separator.join(part.text for part in best if part.text or not given_up),
+        text=separator.join(part.text for part in best if part.text),
         pieces=tuple(piece for part in best for piece in part.pieces),
         piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
         score=sum(part.score for part in best),

@@ -10,7 +10,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, pad
+from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, pad
 from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.machine import Precision, detect_machine
@@ -21,6 +21,7 @@ from transduce.runtime.scoring import Score, score_translations
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
+from transduce.runtime.summary import summary
 from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -56,6 +57,11 @@ class Translator:
         self.target_language = target_language
         self.search = search or SearchSettings()
         self._proof = StrictProof(self._search_sources, vocabulary_size=tokenizer.source.size, least_id=_FIRST_TEXT_ID)
+
+    def __repr__(self) -> str:
+        pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
+        count = [f"{len(self.models)} models"] if len(self.models) > 1 else []
+        return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
 
     @property
     def transformer(self) -> Transformer:
@@ -165,6 +171,7 @@ class Translator:
             TransduceError: the options contradict each other, or strict results cannot be had.
         """
         parts = cut(sentences, self.tokenizer.source)
+        check_prefix(search, prefix)
         prefix_ids = self.tokenizer.target.encode(prefix)
         spelt = self._spell(phrases, search)
         watch = PartsObserver(observer)
@@ -205,6 +212,7 @@ class Translator:
             TransduceError: as `translate`.
         """
         search = msgspec.structs.replace(search or self.search, n_best=1)
+        check_prefix(search, prefix)
         spelt = self._spell([phrases], search)
         between = ""
         for part in cut([sentence], self.tokenizer.source):
@@ -212,10 +220,10 @@ class Translator:
                 continue
             own_prefix = [] if part.number else self.tokenizer.target.encode(prefix)
             batch = Batch([part.ids], [own_prefix], [_phrases_of(part, spelt)], [_place(part, None)])
+            is_new = True
             for text in self._stream_batch(batch, search):
-                yield between + text
-                between = ""
-            between = separator(self.target_language)
+                yield between + text if is_new else text
+                is_new, between = False, separator(self.target_language)
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
         """One sentence's translation as it grows."""
@@ -245,7 +253,8 @@ class Translator:
         Raises:
             TransduceError: their numbers differ, or one is too long.
         """
-        return score_translations(self.models, self.tokenizer, sources, targets, alpha=length_penalty)
+        alpha, generate = length_penalty, self.search.generate
+        return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
 
     def search_ids(
         self,

@@ -5,6 +5,7 @@ that leads elsewhere, a file that is larger than what it holds, and a number tha
 """
 
 import struct
+import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,6 +90,19 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
         raise TransduceError(f"{folder / name} cannot be read{purpose}: it is nested too deeply.") from error
 
 
+def read_toml(folder: Path, name: str) -> dict[str, Any]:
+    """TOML of a folder.
+
+    Raises:
+        TransduceError: it cannot be read.
+    """
+    content = read_bounded(folder, name, MOST_JSON_BYTES)
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TransduceError(f"{folder / name} cannot be read: {str(error).rstrip('.')}.") from error
+
+
 class TensorEntry(msgspec.Struct, frozen=True):
     """What a safetensors header says of a tensor."""
 
@@ -156,20 +170,3 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int) 
 
 def _shown(shape: list[int]) -> str:
     return f"({', '.join(map(str, shape[:8]))}{', …' if len(shape) > 8 else ''})"
-
-
-def check_sizes(path: Path, config: Any, *, most: int, most_layers: int) -> None:
-    """Refuses numbers that no model has, before anything is built by them.
-
-    Args:
-        path: of the configuration, for the message.
-        config: a struct; its whole numbers are looked at.
-        most: for any of them.
-        most_layers: for those that count layers.
-    """
-    for name, value in msgspec.to_builtins(config).items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            continue
-        allowed = most_layers if name.endswith("_layers") else most
-        if not 0 <= value <= allowed:
-            raise TransduceError(f"{path}: `{name}` must be from 0 to {allowed:,}, but is {value:,}.")

@@ -4,7 +4,9 @@ Messages are JSON over pipes: portions of lines one way, what is written for the
 """
 
 import multiprocessing
+import queue
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -49,7 +51,7 @@ class _Worker:
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             self.receive()  # raises what it failed for
 
     def receive(self) -> tuple[int, str]:
@@ -125,6 +127,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
     from transduce.runtime.translator import load
 
     recipe = msgspec.json.decode(recipe_json, type=Recipe)
+    waiting = incoming(connection)
     try:
         translator = load(
             recipe.folders,
@@ -134,11 +137,29 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             source_language=recipe.source_language,
             target_language=recipe.target_language,
         )
-        while True:
-            portion = msgspec.json.decode(connection.recv_bytes(), type=Portion)
-            text = translate_portion(translator, recipe.job, portion)
+        for message in waiting:
+            text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
     except TransduceError as error:
         connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError):
         return
+
+
+def incoming(connection: Connection) -> Iterator[bytes]:
+    """The messages that arrive, until the other end is closed.
+
+    A thread takes them in at once. Otherwise both ends could be in the middle of sending more than a pipe holds, and
+    each would wait for the other for ever.
+    """
+    arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def take() -> None:
+        try:
+            while True:
+                arrived.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            arrived.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    return iter(arrived.get, None)

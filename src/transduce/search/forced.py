@@ -27,6 +27,8 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     # When a sentence is done: `full` once as many hypotheses have ended as the beam is wide; `likely` once besides no
     # live one is better at its present length; `never` once besides none could be better at the greatest length.
     stop: Literal["full", "likely", "never"] = "likely"
+    # What the rules leave has all the probability: `renormalize_logits`, which OPUS models ask for.
+    renormalize: bool = False
 
 
 class ForcedPiece:
@@ -48,6 +50,14 @@ class ForcedPiece:
         return logits
 
 
+class Renormalize:
+    """What may still be written at a step shares all the probability."""
+
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Log-probabilities of what the rules before this one have left."""
+        return logits.log_softmax(dim=-1)
+
+
 def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
     """The rules to apply after all others.
 
@@ -62,4 +72,6 @@ def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[i
         rules.append(ForcedPiece(settings.forced_first_id, 0))
     if settings.forced_last_id is not None:
         rules.append(ForcedPiece(settings.forced_last_id, longest - 1))
+    if settings.renormalize:
+        rules.append(Renormalize())
     return rules

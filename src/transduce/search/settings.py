@@ -1,5 +1,7 @@
 """How to search."""
 
+import math
+
 import msgspec
 
 from transduce.errors import TransduceError
@@ -14,6 +16,7 @@ _NOT_NEGATIVE = (
     "coverage_penalty",
     "diversity_penalty",
 )
+_LEAST_TEMPERATURE = 1e-30  # divided by less, logits would leave the range of float32
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,8 +32,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0.0:
-            raise TransduceError(f"`temperature` must be greater than 0, but is {self.temperature}.")
+        if not _LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise TransduceError(f"`temperature` must be greater than 0 and finite, but is {self.temperature}.")
         if self.top_k < 0:
             raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
         if not 0.0 < self.top_p <= 1.0:
@@ -47,7 +50,8 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     length_penalty: float = 0.6
     # How many hypotheses are returned, best first.
     n_best: int = 1
-    # At most source pieces × factor + extra new pieces; or max_length, where it is said.
+    # At most source pieces × factor + extra new pieces, or more where a prefix or min_length takes them; or max_length,
+    # where it is said.
     max_length_factor: float = 1.0
     max_length_extra: int = 50
     max_length: int | None = None
@@ -82,6 +86,8 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
+            if getattr(self, name) == math.inf:
+                raise TransduceError(f"`{name}` must be finite, but is inf.")
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
@@ -89,9 +95,16 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
         if self.max_length is not None and self.max_length < 1:
             raise TransduceError(f"`max_length` must be at least 1, but is {self.max_length}.")
+        if self.max_length is not None and self.min_length >= self.max_length:
+            raise TransduceError(
+                f"`min_length` must be less than `max_length` ({self.max_length}), which counts the end symbol too, "
+                f"but is {self.min_length}: change one of them."
+            )
+        if isinstance(self.forbidden, str):
+            raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
 
     def longest(self, source_pieces: int) -> int:
         """The greatest number of pieces, end symbol included, for a source of this many pieces."""
         if self.max_length is not None:
             return self.max_length
-        return int(source_pieces * self.max_length_factor) + self.max_length_extra
+        return max(int(source_pieces * self.max_length_factor) + self.max_length_extra, self.min_length + 1)

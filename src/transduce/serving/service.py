@@ -7,21 +7,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from transduce.runtime.parts import is_unspaced
 from transduce.runtime.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.clients import ApiKeys
 from transduce.serving.detection import Detector
 from transduce.serving.engine import Engine
 from transduce.serving.jobs import Job, Model
-from transduce.serving.languages import AUTO, Routes, base
+from transduce.serving.languages import AUTO, Routes
 from transduce.serving.messages import DetectedLanguage, PageSettings, Progress
 from transduce.serving.metrics import Metrics
 from transduce.serving.request_error import invalid
 from transduce.serving.settings import ServingSettings
 from transduce.serving.texts import Plan, plan
 from transduce.text.language_profiles import LanguageProfiles
-
-_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 
 
 class Wish(NamedTuple):
@@ -129,7 +128,7 @@ class Service:
 
     def _tasks(self, wish: Wish) -> list[Task]:
         target = self.routes.find(wish.target)
-        spaced = base(target) not in _UNSPACED
+        spaced = not is_unspaced(target)
         said = None if wish.source.lower() == AUTO else self.routes.find(wish.source)
         tasks = []
         for text in wish.texts:
@@ -166,7 +165,10 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
     n_best = alternatives + 1
     if n_best == search.n_best:
         return search
-    beam_size = search.beam_size if search.sampling is not None else max(search.beam_size, n_best)
+    groups = search.diverse_groups
+    beam_size = (
+        search.beam_size if search.sampling is not None else max(search.beam_size, -(-n_best // groups) * groups)
+    )
     return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
 
 

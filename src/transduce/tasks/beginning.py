@@ -14,6 +14,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
+from transduce.tasks.prepared_folder import check_vocabulary
 from transduce.tasks.resolve import Account
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import Settings
@@ -25,6 +26,7 @@ from transduce.tasks.stored_beginning import (
     store_beginning,
 )
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import PRESETS
 
 _CONFIG_COPY = "started_from.json"
 
@@ -38,6 +40,18 @@ def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
     if settings.start_from is None:
         return None
     content = read_any_model_folder(Path(settings.start_from))
+    width = content.model.config.d_model
+    if settings.preset is not None and PRESETS[settings.preset].d_model != width:
+        raise TransduceError(
+            f"`preset` is {settings.preset}, which is {PRESETS[settings.preset].d_model} wide, but the model in "
+            f"{settings.start_from} has a width of {width}, and its weights are kept: leave it out."
+        )
+    if settings.tokenizer.text:
+        raise TransduceError(
+            f"`tokenizer.text` is for a vocabulary that is learnt, but that of {settings.start_from} is kept: leave it "
+            "out."
+        )
+    check_vocabulary(settings.tokenizer, content.tokenizer, settings.start_from)
     said, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
     if said is not None and said != size:
         raise TransduceError(

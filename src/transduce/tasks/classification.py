@@ -113,6 +113,7 @@ class Classification(TextKind):
     measures = ("loss", ACCURACY)
     label_smoothing = 0.0
     own_settings = ("context",)
+    idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
     fresh_parameters = ("classifier.", "pooler.")
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
@@ -134,7 +135,7 @@ class Classification(TextKind):
         """BERT's, for a model that was not pretrained."""
         return BERT | {"output_bias": False, "max_positions": USUAL_CONTEXT if task.context is None else task.context}
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus) -> ModelConfig:
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """As many classes as there are labels, and no head for hidden pieces."""
         return msgspec.structs.replace(
             config, num_labels=len(labels_of(corpus)), masked_language_head=False, pooler=True
@@ -158,6 +159,7 @@ class Classification(TextKind):
         d_model: int,
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
     ) -> Choice[float]:
         """BERT's 5e-5 at its width for a pretrained model; several times as much for one that is not, and ten times for
         updates of LoRA.

@@ -16,7 +16,14 @@ from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.runtime.machine import usable_cores
 from transduce.tasks.preparation_bar import PreparationBar
-from transduce.tasks.prepared_folder import CORPUS_FOLDER, check_marks, check_task, open_prepared_folder, settings_of
+from transduce.tasks.prepared_folder import (
+    CORPUS_FOLDER,
+    check_marks,
+    check_task,
+    check_vocabulary,
+    open_prepared_folder,
+    settings_of,
+)
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import read_lines
@@ -27,6 +34,7 @@ from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
+from transduce.training.processes import joined_processes
 
 _DEV_FOLDER = "corpus-dev"
 _ENOUGH_OCCURRENCES = 3
@@ -183,6 +191,7 @@ def use_prepared(
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
     check_task(prepared, card, settings.task.kind)
+    check_vocabulary(settings.tokenizer, tokenizer, prepared)
     data, known = settings.data, _with_files(settings, card.files)
     text = read(known, folder)
     check_marks(prepared, tokenizer, text.marks)
@@ -248,17 +257,18 @@ def learn_tokenizer(
     """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
     chosen = msgspec.structs.replace(choose(size), user_symbols=marks)
     # Of two vocabularies, one of marks alone is small whatever was said.
-    shrink = settings.tokenizer.vocabulary_size is None or (bool(marks) and not chosen.joint)
+    adjust = settings.tokenizer.vocabulary_size is None or (bool(marks) and not chosen.joint)
     folder.mkdir(parents=True, exist_ok=True)
     most = MAX_TRAINING_LINES // (2 if chosen.joint else 1)
     sample = folder / ".sample.jsonl"
     try:
         text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        tokenizer = Tokenizer.train(lambda: _vocabulary_text(text, settings.tokenizer.text), chosen, shrink=shrink)
+        tokenizer = Tokenizer.train(lambda: _vocabulary_text(text, settings.tokenizer.text), chosen, adjust=adjust)
     finally:
         sample.unlink(missing_ok=True)
-    if tokenizer.source.size < chosen.vocabulary_size and chosen.kind != "character":
-        display.say(f"The text allows {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
+    if tokenizer.source.size != chosen.vocabulary_size and chosen.kind != "character":
+        why = "allows" if tokenizer.source.size < chosen.vocabulary_size else "needs"
+        display.say(f"The text {why} {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
         chosen = msgspec.structs.replace(chosen, vocabulary_size=tokenizer.source.size)
     tokenizer.save(folder)
     return tokenizer, chosen
@@ -296,10 +306,17 @@ def _task_corpus(
         tokenizer_settings=tokenizer_settings,
         prepared=prepared,
         languages=_languages(data),
-        dev=None if dev is None else prepare(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
+        dev=None if dev is None else _cut_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
     )
+
+
+def _cut_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
+    """The dev set, which of several processes the first one cuts before the others come here."""
+    if joined_processes().is_first:
+        return prepare(dev, tokenizer, filters, folder)
+    return PreparedCorpus.open(folder, tokenizer)
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:

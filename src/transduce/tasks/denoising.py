@@ -84,6 +84,7 @@ class Denoising(TextKind):
     may_be_prepared = True
     model_kinds = ("transformer", "recurrent")
     own_settings = ("noise",)
+    idle_filters = ("drop_identical",)
 
     def text(self, data: DataSettings) -> TaskText:
         """A text a line; some lines are held out where there is no dev set."""

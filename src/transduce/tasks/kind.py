@@ -25,6 +25,7 @@ from transduce.text.corpus import CorpusFiles
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
+    PRESETS,
     Choice,
     CorpusSize,
     Preset,
@@ -43,6 +44,8 @@ from transduce.training.settings import BestBy, Precision
 
 DEV_BATCH_TOKENS = 4_096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What the settings of a run that goes on say of layers that its model has none of.
+_UNUSED_LAYERS = 6
 
 # The share of each process: (its number, how many there are).
 Share = tuple[int, int]
@@ -115,6 +118,8 @@ class TaskKind(ABC, Generic[C]):
     label_smoothing: ClassVar[float] = 0.1
     own_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `task.*` that are this kind's."""
+    rate_follows_batch: ClassVar[bool] = True
+    """Whether small steps have a lower learning rate."""
     writes_translations: ClassVar[bool] = False
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
     joint_vocabulary: ClassVar[bool] = True
@@ -137,6 +142,13 @@ class TaskKind(ABC, Generic[C]):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
+        used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
+        for name, said in (
+            ("num_encoder_layers", settings.model.num_encoder_layers),
+            ("num_decoder_layers", settings.model.num_decoder_layers),
+        ):
+            if name not in used and said not in (None, _UNUSED_LAYERS):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuses a kind of model that cannot do this.
@@ -200,11 +212,14 @@ class TaskKind(ABC, Generic[C]):
         d_model: int,
         schedule: ScheduleName,
         warmup_steps: int,
+        batch_tokens: int,
     ) -> Choice[float]:
         """The highest learning rate; less for a model that is to learn more of what it knows."""
         if goes_on_learning(settings, self.name):
             return choose_fine_tuning_rate(d_model)
-        return choose_learning_rate(d_model, schedule, warmup_steps)
+        if not self.rate_follows_batch:
+            return choose_learning_rate(d_model, schedule, warmup_steps)
+        return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens)
 
     def choose_best_by(self, translated: int) -> Choice[BestBy]:
         """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""
@@ -214,8 +229,12 @@ class TaskKind(ABC, Generic[C]):
         """What the model computes in; `usual` is what the machine does fastest."""
         return usual
 
-    def adapt_model(self, config: ModelConfig, corpus: C) -> ModelConfig:  # noqa: ARG002
-        """The model, once the corpus has told what it must be able to tell apart."""
+    def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """The model, once the corpus has told what it must be able to tell apart.
+
+        Raises:
+            TransduceError: the model, which training may begin with, cannot do what the settings of the task ask for.
+        """
         return config
 
     # --- training ---
@@ -275,6 +294,11 @@ def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles 
     """
     if not data.source:
         raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
+    if data.format not in ("auto", "lines"):
+        raise TransduceError(
+            f"A {name} reads files line by line, but `data.format` is {data.format}, for pairs: write the text out, "
+            "and leave the format out."
+        )
     for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
         if files:
             raise TransduceError(

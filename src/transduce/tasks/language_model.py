@@ -15,6 +15,7 @@ from torch import Tensor
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel, build_decoder
+from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.runtime.generator import load_generator, spell
 from transduce.tasks.card import front_matter, opened_by
@@ -27,7 +28,13 @@ from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_bat
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.ahead import to_device
-from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
+from transduce.training.choices import (
+    Choice,
+    Preset,
+    choose_language_model_batch_tokens,
+    choose_language_model_preset,
+    choose_language_model_steps,
+)
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 
@@ -87,11 +94,13 @@ class LanguageModelDevSet:
 class LanguageModel(TextKind):
     """Text alone, to be continued."""
 
+    rate_follows_batch = False
     name = "language-model"
     may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     own_settings = ("context",)
+    idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical")
 
     def text(self, data: DataSettings) -> TaskText:
         """All lines, empty ones too: none is left out but those that are no text."""
@@ -129,6 +138,10 @@ class LanguageModel(TextKind):
         """By the number of pieces."""
         return choose_language_model_preset(tokens)
 
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Larger steps than for pairs."""
+        return choose_language_model_batch_tokens(epoch_tokens, device)
+
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """By the number of pieces."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
@@ -137,19 +150,23 @@ class LanguageModel(TextKind):
         """Pieces of a window."""
         return USUAL_CONTEXT if task.context is None else task.context
 
-    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Of every next piece.
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """The model as it is.
 
         Raises:
-            TransduceError: the model has too few positions.
+            TransduceError: it has too few positions.
         """
-        assert isinstance(model, Decoder)
-        context, config = self.context(resolved.task), resolved.model
+        context = self.context(task)
         if config.positions == "learned" and context > config.max_positions:
             raise TransduceError(
                 f"`task.context` is {context}, but the model has {config.max_positions} positions "
                 "(`model.max_positions`): make the context smaller."
             )
+        return config
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Of every next piece."""
+        assert isinstance(model, Decoder)
         return LanguageModelTask(model, label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:

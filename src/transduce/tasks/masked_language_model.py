@@ -19,6 +19,7 @@ from transduce.data.batches import Batch
 from transduce.data.masking import MaskingSettings
 from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.durable import write_file
+from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
@@ -43,7 +44,13 @@ from transduce.text.filters import FilterSettings
 from transduce.text.marks import MARKS, marks_of, ordinary_pieces
 from transduce.text.sentences import read_documents
 from transduce.training.ahead import to_device
-from transduce.training.choices import Choice, Preset, choose_language_model_preset, choose_language_model_steps
+from transduce.training.choices import (
+    Choice,
+    Preset,
+    choose_language_model_batch_tokens,
+    choose_language_model_preset,
+    choose_language_model_steps,
+)
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.schedule import ScheduleName
@@ -145,6 +152,7 @@ class MaskedLanguageModel(TextKind):
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     own_settings = ("context", "masking", "next_sentence")
+    idle_filters = FilterSettings.__struct_fields__
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """[CLS], [SEP] and [MASK]."""
@@ -178,9 +186,31 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """The model as it is.
+
+        Raises:
+            TransduceError: it has learnt to tell something else apart than whether a stretch follows.
+        """
+        if config.num_labels not in (0, 2):
+            raise TransduceError(
+                f"A masked language model tells whether one stretch of text follows another, but the model to begin "
+                f"with has {config.num_labels} classes: begin with another."
+            )
+        if task.next_sentence not in (None, config.num_labels == 2):
+            raise TransduceError(
+                f"`task.next_sentence` is {task.next_sentence}, but the model to begin with has {config.num_labels} "
+                "classes of stretches, and is kept: leave it out."
+            )
+        return config
+
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
         """By the number of pieces."""
         return choose_language_model_preset(tokens)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Larger steps than for pairs."""
+        return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """By the number of pieces; a sixth of them is learnt from at a time, so as often again as a language model."""
@@ -197,6 +227,7 @@ class MaskedLanguageModel(TextKind):
         d_model: int,
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
     ) -> Choice[float]:
         """Half of what pre-norm models take."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
@@ -208,8 +239,8 @@ class MaskedLanguageModel(TextKind):
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
         """Rows of the training text; `training.batch_tokens` counts the pieces that are read."""
         training, _ = split_text(corpus)
-        rows = max(1, resolved.micro_batch_tokens // resolved.model.max_positions)
-        return _plan(corpus, training, resolved, rows=rows, seed=resolved.training.seed, share=share)
+        tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
+        return _plan(corpus, training, resolved, tokens=tokens, seed=seed, share=share)
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """All batches are about as large."""
@@ -218,7 +249,7 @@ class MaskedLanguageModel(TextKind):
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> MaskedDevSet:
         """The dev text once, always with the same pieces hidden."""
         _, dev = split_text(corpus)
-        plan = _plan(corpus, dev, resolved, rows=max(1, DEV_BATCH_TOKENS // resolved.model.max_positions), seed=0)
+        plan = _plan(corpus, dev, resolved, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
@@ -308,14 +339,15 @@ def _plan(
     text: SentenceStore,
     resolved: ResolvedSettings,
     *,
-    rows: int,
+    tokens: int,
     seed: int,
     share: Share = (0, 1),
 ) -> SentencePairPlan:
     vocabulary, model = corpus.tokenizer.target, resolved.model
+    length = min(_context(resolved.task), model.max_positions)
     settings = PairSettings(
-        length=min(_context(resolved.task), model.max_positions),
-        rows=rows,
+        length=length,
+        rows=max(1, tokens // length),
         seed=seed,
         next_sentence=model.num_labels > 0,
         masking=resolved.task.masking or MaskingSettings(),

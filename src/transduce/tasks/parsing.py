@@ -73,6 +73,7 @@ class Parsing(Translation):
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     own_settings = ("tags", "merges")
+    idle_filters = ("max_length_ratio", "drop_identical")
     joint_vocabulary = False
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:

@@ -9,6 +9,7 @@ from transduce.data.card import CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.tasks.settings import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
 from transduce.text.model_proto import PieceType, is_bpe, is_by_character, read_pieces
@@ -72,6 +73,26 @@ def check_marks(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> Non
             f"The vocabulary in {folder} lacks the piece {lacking[0]}, which the settings of the task need: prepare it "
             "again with them."
         )
+
+
+def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Refuses what is said of a vocabulary that is there already and was made otherwise.
+
+    Raises:
+        TransduceError: it was.
+    """
+    usual, found = VocabularySettings(), settings_of(tokenizer)
+    for name, value, unsaid, kept in (
+        ("kind", said.kind, usual.kind, found.kind),
+        ("joint", said.joint, usual.joint, found.joint),
+        ("byte_fallback", said.byte_fallback, usual.byte_fallback, found.byte_fallback),
+        ("nfc", said.nfc, usual.nfc, found.nfc),
+    ):
+        if value not in (unsaid, kept):
+            raise TransduceError(
+                f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {kept}: leave it "
+                "out."
+            )
 
 
 def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:

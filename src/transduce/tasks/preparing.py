@@ -24,6 +24,7 @@ from transduce.tasks.prepared_folder import (
     PREPARED_NAME,
     PreparedCard,
     check_marks,
+    check_vocabulary,
     write_prepared_card,
 )
 from transduce.tasks.resolve import Account, resolve_tokenizer
@@ -289,6 +290,7 @@ def _given_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> 
     """A tokenizer that was named, which must be what the settings say of it, and have the task's marks."""
     tokenizer = load_tokenizer(folder)
     check_marks(folder, tokenizer, marks)
+    check_vocabulary(settings.tokenizer, tokenizer, folder)
     said = settings.tokenizer.vocabulary_size
     if said is not None and said != tokenizer.source.size:
         raise TransduceError(

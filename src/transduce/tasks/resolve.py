@@ -21,6 +21,7 @@ from transduce.training.choices import (
     choose_compile,
     choose_label_smoothing,
     choose_patience,
+    choose_preset_in_time,
     choose_vocabulary_size,
     choose_warmup_steps,
 )
@@ -149,9 +150,24 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
     return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
 
 
-def resolve_preset(settings: Settings, pairs: int, account: Account, *, tokens: int = 0) -> str:
-    """The size of the model, from the number of pairs, or of target tokens."""
+def resolve_preset(
+    settings: Settings,
+    machine: Machine,
+    account: Account,
+    *,
+    pairs: int,
+    tokens: int = 0,
+    vocabulary_size: int | None = None,
+) -> str:
+    """The size of the model, from the number of pairs, or of target tokens, and the time there is."""
     chosen = kind_of(settings.task.kind).choose_preset(pairs, tokens)
+    if settings.training.minutes is not None and vocabulary_size is not None:
+        chosen = choose_preset_in_time(
+            chosen,
+            minutes=settings.training.minutes,
+            operations_per_second=machine.operations_per_second,
+            vocabulary_size=vocabulary_size,
+        )
     name: str = account.take("preset", settings.preset, chosen)
     return name
 
@@ -194,7 +210,7 @@ def resolve_training(
         learning_rate=take(
             "training.learning_rate",
             said.learning_rate,
-            kind.choose_learning_rate(settings, model.d_model, schedule, warmup),
+            kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens),
         ),
         schedule=schedule,
         warmup_steps=warmup,

@@ -13,7 +13,8 @@ from transduce.training.settings import ResolvedTraining
 class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run, completely, with what follows from its tokenizer."""
 
-    preset: str
+    preset: str | None
+    """None where the model of another folder is kept."""
     start_from: str | None = None
     task: TaskSettings
     data: DataSettings

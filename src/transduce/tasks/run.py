@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder import WEIGHTS, write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.beginning import (
     build_beginning,
@@ -108,12 +108,20 @@ class Run:
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
-        preset = resolve_preset(settings, corpus.pairs, account, tokens=corpus.target_tokens)
+        preset = None
         if kept is None:
+            preset = resolve_preset(
+                settings,
+                self.machine,
+                account,
+                pairs=corpus.pairs,
+                tokens=corpus.target_tokens,
+                vocabulary_size=None if corpus.tokenizer is None else corpus.tokenizer.target.size,
+            )
             model = resolve_model(settings, preset, corpus.tokenizer, account)
         else:
             model = keep_model(settings, kept, str(settings.start_from), account)
-        model = self.kind.adapt_model(model, corpus)
+        model = self.kind.adapt_model(model, corpus, settings.task)
         training = resolve_training(
             settings,
             model,
@@ -255,6 +263,10 @@ def _refuse_to_overwrite(request: RunRequest, has_run: bool) -> None:
     if has_run and not request.resume:
         raise TransduceError(
             f"{request.out} holds a run already: go on with --resume, or name another folder with --out."
+        )
+    if not has_run and (request.out / WEIGHTS).exists():
+        raise TransduceError(
+            f"{request.out} holds a model, which training would replace, but no run: name another folder with --out."
         )
 
 

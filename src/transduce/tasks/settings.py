@@ -6,7 +6,7 @@ None stands for "choose from the corpus and the machine".
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,8 @@ from transduce.text.filters import FilterSettings
 from transduce.text.languages import valid_language
 from transduce.training.choices import PRESETS
 from transduce.training.settings import TrainingSettings
+
+_UNIONS = (Union, UnionType)
 
 
 class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -259,8 +261,39 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise error.__cause__ from None
-        reason, _, place = str(error).partition(" - at `$.")
-        raise TransduceError(f"The setting `{place.rstrip('`') or 'file'}` has the wrong value: {reason}.") from error
+        _, _, place = str(error).partition(" - at `$.")
+        raise TransduceError(_wrong_value(place.partition("[")[0].rstrip("`").split("."), content)) from error
+
+
+def _wrong_value(path: Sequence[str], content: Any) -> str:
+    hint: Any = Settings
+    for name in path:
+        hint = get_type_hints(struct_of(hint) or Settings)[name]
+        content = content[name]
+    wanted, said = _kinds(hint), str(content)
+    near = difflib.get_close_matches(said, _names(hint), 1, 0.5)
+    suggestion = f": did you mean `{near[0]}`?" if near else "."
+    return f"`{'.'.join(path)}` must be {wanted}, but is `{said}`{suggestion}"
+
+
+def _kinds(hint: Any) -> str:
+    """What values a setting takes, in words."""
+    if struct_of(hint) is not None:
+        return "a table"
+    if get_origin(hint) in _UNIONS:
+        return " or ".join(dict.fromkeys(_kinds(inner) for inner in get_args(hint) if inner is not type(None)))
+    if names := _names(hint):
+        return "one of " + ", ".join(names)
+    if get_origin(hint) in (tuple, list):
+        return "a list"
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
+
+
+def _names(hint: Any) -> list[str]:
+    """The words that a setting chooses among."""
+    if get_origin(hint) is Literal:
+        return [str(name) for name in get_args(hint)]
+    return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
 
 
 def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
@@ -286,8 +319,11 @@ def _unknown_key(path: tuple[str, ...]) -> str:
     known = list(setting_names())
     near = difflib.get_close_matches(name, known, 1, 0.5)
     same_word = [other for other in known if other.split(".")[-1] == path[-1]]
-    suggestion = next(iter(same_word or near), None)
-    return f"There is no setting `{name}`" + (f": did you mean `{suggestion}`?" if suggestion else ".")
+    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in known], 1, 0.6)
+    alike = [other for other in known if other.split(".")[-1] in near_word]
+    suggestion = next(iter(same_word or near or alike), None)
+    hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
+    return f"There is no setting `{name}`: {hint}"
 
 
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
@@ -304,7 +340,7 @@ def struct_of(hint: Any) -> type[msgspec.Struct] | None:
     """The table of settings that a field of this type holds, or None."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
-    if get_origin(hint) in (Union, UnionType):
+    if get_origin(hint) in _UNIONS:
         return next((s for s in map(struct_of, get_args(hint)) if s is not None), None)
     return None
 

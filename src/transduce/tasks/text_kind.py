@@ -14,6 +14,7 @@ from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_co
 from transduce.tasks.kind import Plan, Preparation, Share, TaskKind
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
+from transduce.text.filters import FilterSettings
 
 
 class TextKind(TaskKind[TaskCorpus]):
@@ -21,6 +22,8 @@ class TextKind(TaskKind[TaskCorpus]):
 
     may_be_prepared: ClassVar[bool] = False
     """Whether `transduce prepare` makes its corpus ahead of training."""
+    idle_filters: ClassVar[tuple[str, ...]] = ()
+    """The settings of `data.filters.*` that it does not go by."""
 
     def check(self, settings: Settings) -> None:
         """Refuses settings that mean nothing here.
@@ -29,6 +32,12 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: also a corpus that was prepared, beside a model that has a vocabulary already.
         """
         super().check(settings)
+        filters, usual = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
+        for name in self.idle_filters:
+            if filters[name] != usual[name]:
+                raise TransduceError(
+                    f"`data.filters.{name}` means nothing where `task.kind` is {self.name}: leave it out."
+                )
         if settings.data.prepared is None:
             return
         if not self.may_be_prepared:

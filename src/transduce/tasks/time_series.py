@@ -29,7 +29,8 @@ from transduce.tasks.card import front_matter
 from transduce.tasks.kind import Outcome, Place, Preparation, Share, TaskKind, model_dtype
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.series_corpus import SeriesCorpus, prepare_series, reopen_series
-from transduce.tasks.settings import Settings, TaskSettings
+from transduce.tasks.settings import Settings, TaskSettings, VocabularySettings
+from transduce.text.filters import FilterSettings
 from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
@@ -107,6 +108,7 @@ class SeriesDevSet:
 class TimeSeries(TaskKind[SeriesCorpus]):
     """Tables of numbers."""
 
+    rate_follows_batch = False
     name = "time-series"
     model_kinds = ("series",)
     measures = ("loss", SKILL)
@@ -127,8 +129,12 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             "data.target": data.target,
             "data.dev_target": data.dev_target,
             "data.prepared": data.prepared,
+            "data.format": data.format != "auto",
+            "data.languages": data.languages,
+            "data.filters": data.filters != FilterSettings(),
             "tokenizer.vocabulary_size": settings.tokenizer.vocabulary_size,
             "tokenizer.text": settings.tokenizer.text,
+            "tokenizer": settings.tokenizer != VocabularySettings(),
             "training.label_smoothing": settings.training.label_smoothing,
         }
         for name, value in said.items():
@@ -174,7 +180,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             "foretells_deviations": _series(task).likelihood == "gaussian",
         }
 
-    def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus) -> ModelConfig:
+    def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """As many numbers as there are columns."""
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
+from transduce.data.largest import other_than
 from transduce.data.order import permutation
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -72,7 +73,7 @@ class WindowPlan:
 
     def largest(self) -> Batch:
         """A batch as large as any, of an id without meaning."""
-        ids = np.full((min(self._rows, self.windows), self._context), self._pad_id + 1, np.int64)
+        ids = np.full((min(self._rows, self.windows), self._context), other_than(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 
     def _laid_out(self, epoch: int) -> tuple[int, NDArray[np.int64]]:

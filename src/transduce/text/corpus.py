@@ -209,7 +209,8 @@ def _columns(line: str, where: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
         raise TransduceError(
-            f"{where}: a TSV line needs 2 columns, source and target, but this one has {len(columns)}: mend it."
+            f"{where}: a TSV line needs 2 columns, source and target, but this one has {len(columns)}: mend it, or "
+            "keep these two columns of the file alone."
         )
     return columns[0], columns[1]
 
@@ -227,8 +228,8 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
     names = " or ".join(f'"{source}" and "{target}"' for source, target in wanted)
     found = ", ".join(f'"{key}"' for key in record) or "none"
     raise TransduceError(
-        f"{where}: the object needs the keys {names} with text, but its keys are {found}: add them or give "
-        "the languages that are its keys."
+        f"{where}: the object needs the keys {names} with text, but its keys are {found}: if they are language codes, "
+        "name the two by --languages (`data.languages`), else rename them."
     )
 
 

@@ -44,9 +44,9 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def __post_init__(self) -> None:
         if self.max_pieces < 1:
-            raise TransduceError(f"`filters.max_pieces` must be at least 1, but is {self.max_pieces}.")
+            raise TransduceError(f"`data.filters.max_pieces` must be at least 1, but is {self.max_pieces}.")
         if not self.max_length_ratio >= 1.0:
-            raise TransduceError(f"`filters.max_length_ratio` must be at least 1, but is {self.max_length_ratio}.")
+            raise TransduceError(f"`data.filters.max_length_ratio` must be at least 1, but is {self.max_length_ratio}.")
 
 
 class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -72,17 +72,21 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def lines(self) -> list[str]:
         """The report as a person reads it."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{self.read:,} pairs read, {self.kept:,} kept{held_out}"]
+        lines = [f"{_counted(self.read, 'pair')} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
             if count
         ]
         if self.carriage_returns:
-            lines.append(f"{self.carriage_returns:,} carriage returns removed at line ends")
+            lines.append(f"{_counted(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
-            lines.append(f"{self.byte_order_marks:,} byte order marks removed at file starts")
+            lines.append(f"{_counted(self.byte_order_marks, 'byte order mark')} removed at file starts")
         return lines
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 class PairFilter:

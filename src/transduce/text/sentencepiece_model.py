@@ -70,26 +70,34 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 )
 
 
-def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, shrink: bool = False) -> bytes:
+_TOO_SMALL = re.compile(r"(?:required_chars\.|smaller than.*?) ?\d+ vs (?P<needed>\d+)")
+_MOST_SIZES = 3  # what suits the characters may be too much for a small text
+
+
+def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
     """Learn pieces from the lines and return the sentencepiece model.
 
-    ``read_lines`` is called twice, for the characters and for the pieces. Special ids are pad 0, eos 1, unk
-    2. Raises TransduceError when the text is too small for the vocabulary, unless ``shrink`` allows a smaller
-    one, or when the vocabulary is too small for the text's characters.
+    ``read_lines`` is called several times, for the characters and for the pieces. Special ids are pad 0, eos 1, unk 2.
+    Raises TransduceError when the text is too small for the vocabulary, or the vocabulary for the text's characters,
+    unless ``adjust`` allows another size.
     """
     coverage = settings.character_coverage or _choose_coverage(read_lines(), settings)
-    try:
-        return _train(read_lines(), settings, settings.vocabulary_size, coverage)
-    except RuntimeError as error:
-        largest = re.search(r"too high.*<= (\d+)", str(error))
-        if largest is None:
-            raise _refused(str(error), settings) from None
-        if not shrink:
+    size, tried = settings.vocabulary_size, 0
+    while True:
+        try:
+            return _train(read_lines(), settings, size, coverage)
+        except RuntimeError as error:
+            largest, least = re.search(r"too high.*<= (\d+)", str(error)), _TOO_SMALL.search(str(error))
+            tried += 1
+            if adjust and (largest or least) and tried < _MOST_SIZES:
+                size = int(largest[1]) if largest else int(least["needed"]) * 5 // 4 if least else size
+                continue
+            if largest is None:
+                raise _refused(str(error), settings) from None
             raise TransduceError(
                 f"The text is too small for `tokenizer.vocabulary_size` {settings.vocabulary_size}: set it "
                 f"to {largest[1]} at most."
             ) from None
-    return _train(read_lines(), settings, int(largest[1]), coverage)
 
 
 def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverage: float) -> bytes:
@@ -149,13 +157,10 @@ def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float
 
 
 def _refused(message: str, settings: TokenizerSettings) -> TransduceError:
-    too_small = re.search(r"required_chars\. (\d+) vs (\d+)", message) or re.search(
-        r"smaller than.*?(\d+) vs (\d+)", message
-    )
-    if too_small:
+    if too_small := _TOO_SMALL.search(message):
         return TransduceError(
             f"`tokenizer.vocabulary_size` {settings.vocabulary_size} is too small for the text's characters "
-            f"and the special pieces, which need {too_small[2]}: raise it, or lower "
+            f"and the special pieces, which need {too_small['needed']}: set it to that or more, or lower "
             "`tokenizer.character_coverage`."
         )
     if "sentences_.empty" in message or "all_chars_count" in message:

@@ -39,13 +39,13 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, read_pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings, *, shrink: bool = False
+        cls, read_pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings, *, adjust: bool = False
     ) -> "Tokenizer":
         """Learn the vocabularies from pairs; the same pairs give the same files on every run.
 
         ``read_pairs`` is called several times and must give the same pairs. A corpus of more than 2,000,000
-        lines is sampled evenly. ``shrink`` takes the largest vocabulary that a small corpus allows instead of
-        raising TransduceError; look at ``source.size`` for what came out.
+        lines is sampled evenly. ``adjust`` takes the nearest size of vocabulary that the text allows instead of raising
+        TransduceError; look at ``source.size`` for what came out.
         """
         count = sum(1 for _ in read_pairs())
 
@@ -55,7 +55,7 @@ class Tokenizer:
                     texts = ((pair.source, pair.target)[side] for side in sides)
                     yield from filter(is_decodable, texts)
 
-            return Vocabulary(train_model(read_lines, settings, shrink=shrink), nfc=settings.nfc)
+            return Vocabulary(train_model(read_lines, settings, adjust=adjust), nfc=settings.nfc)
 
         return cls(learn(0, 1)) if settings.joint else cls(learn(0), learn(1))
 

@@ -58,11 +58,11 @@ class Vocabulary:
         """Ids of many sentences, in order; the number of threads changes nothing but the time."""
         texts = [unicodedata.normalize("NFC", text) for text in texts] if self.nfc else list(texts)
         try:
-            return self._encode(texts, threads)
+            return self._encode_all(texts, threads)
         except (RuntimeError, TypeError, UnicodeEncodeError):
-            return self._encode([without_lone_surrogates(text) for text in texts], threads)
+            return self._encode_all([without_lone_surrogates(text) for text in texts], threads)
 
-    def _encode(self, texts: list[str], threads: int) -> list[list[int]]:
+    def _encode_all(self, texts: list[str], threads: int) -> list[list[int]]:
         if len(texts) < _BATCH:
             return [self._processor.encode(text) for text in texts]
         ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)

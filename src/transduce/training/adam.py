@@ -7,11 +7,11 @@ from transduce.training.settings import ResolvedTraining
 
 
 class FlatAdam:
-    """Masters, moments and average of so many parameters, and the vector that their gradient is put into."""
+    """Masters, moments and, where one is kept, the average of so many parameters, and the vector of their gradient."""
 
     def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
         self.master, self.gradient, self.settings = master, gradient, settings
-        self.average = master.clone()
+        self.average = master.clone() if settings.average_decay else None
         self._parameter = nn.Parameter(master)
         self._adam = torch.optim.AdamW(
             [self._parameter],
@@ -40,7 +40,7 @@ class FlatAdam:
 
     def _average(self, step: int) -> None:
         """Exponential average; at the start, where there is no past, over what there is."""
-        if self.settings.average_decay:
+        if self.average is not None:
             decay = min(self.settings.average_decay, (1 + step) / (10 + step))
             self.average.lerp_(self.master, 1.0 - decay)
 
@@ -56,17 +56,13 @@ class FlatAdam:
     def vectors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by kind."""
         moments = self._adam.state[self._parameter]
-        return {
-            "weights": self.master,
-            "exp_avg": moments["exp_avg"],
-            "exp_avg_sq": moments["exp_avg_sq"],
-            "average": self.average,
-        }
+        found = {"weights": self.master, "exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
+        return found if self.average is None else found | {"average": self.average}
 
     @property
     def kept(self) -> Tensor:
         """What a model folder gets: the average, or the masters where there is none."""
-        return self.average if self.settings.average_decay else self.master
+        return self.master if self.average is None else self.average
 
 
 def is_finite(number: float) -> bool:

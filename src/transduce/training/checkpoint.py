@@ -7,7 +7,7 @@ Random numbers need no state: they are seeded by (seed, step, micro-batch).
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,11 +20,12 @@ from transduce.errors import TransduceError
 from transduce.training.processes import Processes
 from transduce.training.report import StepSums
 from transduce.training.rows import Rows, Sliceable, StoredTensor, open_parts
+from transduce.training.settings import BestBy
 from transduce.training.surroundings import Surroundings
 from transduce.training.watch import LossWatch
 
-FORMAT_VERSION = 2
-_READABLE = (1, 2)  # of the first, what it did not have is as at the start of a run
+FORMAT_VERSION = 3
+_READABLE = (1, 2, 3)  # of the older ones, what they did not have is as at the start of a run
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 
@@ -40,6 +41,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The last step; None while `minutes` has not become one."""
     best_step: int | None
     best_value: float | None
+    best_by: BestBy | None = None
+    """What the value is of; None where nobody said."""
     validations_without_better: int
     elapsed_seconds: float
     """Of training, over all the run's processes so far."""
@@ -77,7 +80,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
     several processes each writes its own rows, into a folder that all can see; the first one does the rest.
 
     Raises:
-        TransduceError: it cannot be written; earlier checkpoints are untouched.
+        TransduceError: it cannot be written, in all processes where one of them cannot; earlier checkpoints are
+            untouched.
     """
     together = processes or Processes()
     final = folder / f"{_PREFIX}{checkpoint.state.step:09d}"
@@ -85,20 +89,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
     try:
-        if together.is_first:
-            _remove_leftovers(folder)
-            partial.mkdir(parents=True)
-        together.wait()
-        _write_tensors(partial, checkpoint, together)
-        together.wait()
-        if together.is_first:
-            _complete(partial, checkpoint.state)
-            if final.exists():
-                _remove(final)
-            os.rename(partial, final)
-            sync_folder(folder)
+        _do_together(lambda: _begin(partial), together, alone=True)
+        _do_together(lambda: _write_tensors(partial, checkpoint, together), together)
+        _do_together(lambda: _complete(partial, final, checkpoint.state), together, alone=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        if together.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
         raise TransduceError(
             f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: make room or "
             "mend the folder, then go on with --resume."
@@ -108,6 +104,32 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
             _remove(old)
     together.wait()
     return final
+
+
+def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
+    """Returns when all processes have acted, or the first one `alone`; where one of them fails all of them do.
+
+    Otherwise those that did not would wait for one that went on without them.
+
+    Raises:
+        OSError: it cannot be done here, or in another process.
+        SafetensorError: it cannot be done here.
+    """
+    failure: OSError | SafetensorError | None = None
+    if processes.is_first or not alone:
+        try:
+            act()
+        except (OSError, SafetensorError) as error:
+            failure = error
+    (failures,) = processes.sum([float(failure is not None)])
+    if failures:
+        raise failure or OSError("another process could not write its part")
+
+
+def _begin(partial: Path) -> None:
+    """An empty folder to write to."""
+    _remove_leftovers(partial.parent)
+    partial.mkdir(parents=True)
 
 
 def _remove(checkpoint: Path) -> None:
@@ -142,8 +164,8 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
         sync_file(path)
 
 
-def _complete(folder: Path, state: RunState) -> None:
-    """The state, and the digests of all files, which stand for each other from here on."""
+def _complete(folder: Path, final: Path, state: RunState) -> None:
+    """The state, and the digests of all files, which stand for each other from here on; then the folder's name."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):
@@ -153,6 +175,10 @@ def _complete(folder: Path, state: RunState) -> None:
     for path in folder.iterdir():
         sync_file(path)
     sync_folder(folder)
+    if final.exists():
+        _remove(final)
+    os.rename(folder, final)
+    sync_folder(final.parent)
 
 
 def checkpoints(folder: Path) -> Iterator[Path]:

@@ -74,8 +74,10 @@ def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *,
         TransduceError: it cannot be written; earlier checkpoints are untouched.
     """
     if checkpoint.rows is None:
-        if processes.is_first:
-            save_checkpoint(folder, checkpoint, keep=keep)
-        processes.wait()
+        try:
+            if processes.is_first:
+                save_checkpoint(folder, checkpoint, keep=keep)
+        finally:
+            processes.wait()  # also where it could not be written: the run may go on, and needs all
         return
     save_checkpoint(folder, checkpoint, keep=keep, processes=processes)

@@ -123,7 +123,7 @@ def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
         return []
     # What follows the last line feed is a line that a killed run could not finish.
     lines = path.read_bytes().split(b"\n")[:-1]
-    events = [(line, msgspec.json.decode(line, type=_Place)) for line in lines]
+    events = [(line, place) for line in lines if (place := _place_of(line)) is not None]
     again = ("validation", step) if validate_again else None
     return [line + b"\n" for line, place in events if place.step <= step and (place.event, place.step) != again]
 
@@ -131,6 +131,14 @@ def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
 class _Place(msgspec.Struct, frozen=True):
     event: str
     step: int
+
+
+def _place_of(line: bytes) -> _Place | None:
+    """None where a power cut left a line that is no event."""
+    try:
+        return msgspec.json.decode(line, type=_Place)
+    except msgspec.MsgspecError:
+        return None
 
 
 class _LastingStream(io.TextIOBase):

@@ -91,6 +91,7 @@ class Trainer:
         self.best_value: float | None = None
         self.validations_without_better = 0
         self._validation_due = False
+        self._asked_together = False
         self._report = StepSums()
         self._watch = LossWatch()
 
@@ -117,6 +118,8 @@ class Trainer:
         self.steps = self.settings.steps or state.steps
         self.best_step, self.best_value = state.best_step, state.best_value
         self.validations_without_better = state.validations_without_better
+        if state.best_by not in (None, self.settings.best_by):
+            self.best_value, self.validations_without_better = None, 0  # of another measure: the next one is the best
         self._validation_due = state.validation_due
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
@@ -186,6 +189,8 @@ class Trainer:
             if self._is_due(self.settings.validate_every, last):
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
+            if self._asked_together:
+                raise AbandonedError
             if self._out_of_patience():
                 return "no improvement"
             if self._is_due(self.settings.save_every, last) and not last:
@@ -229,8 +234,7 @@ class Trainer:
             self._watch.skipped(high=bool(sums.high))
             self._note_skip(SkippedStep(step=step, parts=parts, limit=limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
-        if sums.stop and self.processes.count > 1:
-            raise AbandonedError
+        self._asked_together = sums.stop > 0 and self.processes.count > 1
 
     def _accumulate_gradient(self, number: int, limit: float) -> tuple[Loss, MicroBatch]:
         """Adds the gradient of one micro-batch of the present step."""
@@ -315,6 +319,8 @@ class Trainer:
             AbandonedError: a signal came before the validation was complete; it will be repeated.
         """
         self._validation_due = True
+        if self._asked_together:
+            raise AbandonedError
         weights = self.optimizer.kept_weights()
         if not self.processes.is_first:
             pass
@@ -365,6 +371,7 @@ class Trainer:
             steps=self.steps,
             best_step=self.best_step,
             best_value=self.best_value,
+            best_by=self.settings.best_by,
             validations_without_better=self.validations_without_better,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,

@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from transduce.errors import TransduceError
 
@@ -22,6 +21,8 @@ T = TypeVar("T")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # One process may prepare a corpus or validate for hours, while the others wait for it.
 _LONGEST_WAIT = datetime.timedelta(days=7)
+# Gradients lie on the GPUs; the few numbers by which all decide alike are the processor's, which NCCL does not take.
+_GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
@@ -38,18 +39,13 @@ class Processes:
         """Whether this process prepares, validates, reports and saves."""
         return self.rank == 0
 
-    def sum(self, values: Sequence[float], device: torch.device | str = "cpu") -> list[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """The sum over all processes of each value, in float64; the same numbers in every process."""
         if self.count == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=device)
+        total = torch.tensor(values, dtype=torch.float64, device="cpu")
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
-
-    def add_up(self, tensor: Tensor) -> None:
-        """Replaces a tensor by its sum over all processes."""
-        if self.count > 1:
-            dist.all_reduce(tensor)
 
     def share(self, value: T, kind: type[T]) -> T:
         """What the first process has, in all of them. The others wait for it, however long it takes.
@@ -100,7 +96,7 @@ def join_processes(device: str) -> Processes:
     if not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(local_rank)
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_LONGEST_WAIT)
+        dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_LONGEST_WAIT)
     return Processes(rank, count, local_rank=local_rank, local_count=local_count)
 
 

@@ -42,7 +42,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Loss and rate so far, for the bar."""
         if not self.learnt_tokens:
             return ""
-        return f"loss {self.total / self.learnt_tokens:.3f} · {self.tokens / self.seconds:,.0f} tokens/s"
+        return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
         """The means."""
@@ -54,7 +54,10 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             perplexity=math.exp(min(self.likelihood / learnt, 100.0)),
             learning_rate=self.rate,
             gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
-            tokens_per_second=self.tokens / self.seconds,
+            tokens_per_second=self._tokens_per_second(),
             elapsed_seconds=elapsed_seconds,
             skipped=self.skipped,
         )
+
+    def _tokens_per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)  # some systems' clocks stand still for 16 ms

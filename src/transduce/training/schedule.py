@@ -16,9 +16,12 @@ def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_step
         step: the step about to be taken, counted from 1.
         schedule: the shape.
         peak: the highest rate.
-        warmup_steps: steps of the rise.
+        warmup_steps: steps of the rise; half of all at most where the rate falls to 0 at the last one.
         steps: the last step; needed by "linear" and "cosine" after the warm-up.
     """
+    if steps is not None and schedule in ("linear", "cosine"):
+        # While `minutes` are no steps yet nobody knows how long a warm-up the run has room for.
+        warmup_steps = min(warmup_steps, max(1, steps // 2))
     if step < warmup_steps:
         return peak * step / warmup_steps
     if schedule == "constant":

@@ -78,6 +78,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "save_every": self.save_every,
             "keep_checkpoints": self.keep_checkpoints,
             "lora_alpha": self.lora_alpha,
+            "epsilon": self.epsilon,
         }
         for name, value in positive.items():
             if value is not None and not value > 0:
@@ -86,7 +87,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
-        for name, share in (("label_smoothing", self.label_smoothing), ("average_decay", self.average_decay)):
+        for name in ("label_smoothing", "average_decay", "beta1", "beta2"):
+            share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
         if self.best_by in ("bleu", "chrf") and not self.translate_dev:

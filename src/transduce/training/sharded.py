@@ -87,15 +87,14 @@ class ShardedOptimizer:
         """After the last micro-batch: the sums of the own rows."""
         if not self._last:
             return
-        gradients = [cast("DTensor", p.grad).to_local().flatten() for p in self._parameters]
-        torch.cat(gradients, out=self.adam.gradient)
+        torch.cat([_own_gradient(parameter) for parameter in self._parameters], out=self.adam.gradient)
         for parameter in self._parameters:
             parameter.grad = None
 
     def step(self, tokens: int, rate: float) -> float:
         """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
-        squares = float(self.adam.gradient.double().square().sum())
-        norm = math.sqrt(self.processes.sum([squares], self.adam.master.device)[0]) / tokens
+        squares = float(self.adam.gradient.norm()) ** 2
+        norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if is_finite(norm):
             self.adam.update(norm, tokens, rate)
             self._show_masters()
@@ -155,3 +154,9 @@ class ShardedOptimizer:
 
     def _parts(self, vector: Tensor) -> dict[str, Tensor]:
         return dict(named_parts(vector, self.names, self.shapes))
+
+
+def _own_gradient(parameter: DTensor) -> Tensor:
+    """Of the own rows, in one row; zeros for a parameter that played no part."""
+    gradient = cast("DTensor | None", parameter.grad)
+    return torch.zeros_like(parameter.to_local()).flatten() if gradient is None else gradient.to_local().flatten()

@@ -65,7 +65,7 @@ def _learn(text: CorpusText) -> Tokenizer | None:
         return None
     characters = {c for pair in pairs for c in unspaced_characters(pair.source + pair.target)}
     size = choose_vocabulary_size(CorpusSize(pairs=text.pairs, unspaced_characters=len(characters)))
-    return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=size.value), shrink=True)
+    return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=size.value), adjust=True)
 
 
 def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], most: float) -> Finding:

@@ -11,6 +11,7 @@ from transduce.inspection.doctor.subject import Subject
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder import read_model_folder
+from transduce.runtime.machine import detect_machine
 from transduce.tasks.corpus import measure
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.resolve import Account, resolve_model, resolve_preset
@@ -64,9 +65,9 @@ def described_model(settings: Settings) -> ModelConfig:
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
     size = measure(files) if data.source else _ASSUMED
-    preset = resolve_preset(settings, size.pairs, Account())
-    config = resolve_model(settings, preset, _stand_in(settings), Account())
     pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    preset = resolve_preset(settings, detect_machine(), Account(), pairs=size.pairs, vocabulary_size=pieces)
+    config = resolve_model(settings, preset, _stand_in(settings), Account())
     return msgspec.structs.replace(config, source_vocabulary_size=pieces, target_vocabulary_size=pieces)
 
 
@@ -74,4 +75,4 @@ def _stand_in(settings: Settings) -> Tokenizer:
     """A tokenizer that says how special ids are numbered; its few pieces stand for no text."""
     pairs = [Pair("a b c d e f g h", "i j k l m n o p", 1)]
     kind = TokenizerSettings(vocabulary_size=400, joint=settings.tokenizer.joint)
-    return Tokenizer.train(lambda: pairs, kind, shrink=True)
+    return Tokenizer.train(lambda: pairs, kind, adjust=True)

@@ -1,0 +1,137 @@
+"""`transduce evaluate` and `transduce compare`: scores, signatures, and mistakes told before anything is translated."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+from transduce.evaluation.scores import score
+from transduce.runtime.translator import Translator
+
+WriteLines = Callable[[str, Iterable[str]], Path]
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def test_evaluate_prints_scores_with_signature_and_decoding(
+    capsys: Capture, trained: Path, toy_corpus: Path, translator: Translator, tmp_path: Path
+) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    output = tmp_path / "out.en"
+    assert main(["evaluate", str(trained), *files, "--beam-size", "2", "--output", str(output), *COMPUTING]) == 0
+    captured = capsys.readouterr()
+    sources, references = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
+    texts = [translation.text for translation in translator(sources, beam_size=2)]
+    report = score(texts, references, target_language="en")
+    assert f"BLEU {report.bleu.value:.2f}  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in captured.out
+    assert f"chrF {report.chrf.value:.2f}  nrefs:1" in captured.out
+    assert "decoding: beam_size=2, length_penalty=0.6, precision=fp32" in captured.out
+    assert captured.err.startswith("50 sentences in ")
+    assert output.read_bytes() == "".join(f"{text}\n" for text in texts).encode()
+
+
+def test_evaluate_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    arguments = ["evaluate", str(trained), *files, "--beam-size", "1", *COMPUTING]
+    assert main([*arguments, "--json", "-"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--json", str(tmp_path / "scores.json")]) == 0
+    assert "BLEU" in capsys.readouterr().out
+    assert json.loads((tmp_path / "scores.json").read_bytes()) == printed
+    assert printed["bleu"]["signature"].startswith("nrefs:1")
+    assert printed["decoding"] == {"beam_size": 1, "length_penalty": 0.6, "precision": "fp32"}
+    assert printed["sentences"] == 50
+
+
+def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
+    references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
+    good = write_lines("good.en", references)
+    bad = write_lines("bad.en", [line.replace("the", "a").replace("I ", "we ") for line in references])
+    files = ["--reference", str(toy_corpus / "dev.en"), "--resamples", "200"]
+    assert main(["compare", str(bad), str(good), *files]) == 0
+    out = capsys.readouterr().out
+    assert "good.en" in out
+    assert "bad.en" in out
+    assert main(["compare", str(bad), str(good), *files, "--json", "-"]) == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert "p_randomisation" in json.dumps(comparison)
+
+
+def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    arguments = ["compare", str(trained), str(copy), *files, "--resamples", "100", "--beam-size", "1", *COMPUTING]
+    assert main([*arguments, "--json", "-"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert '"difference": 0.0' in json.dumps(metrics)
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "toy" in out
+    assert out.count(": beam_size=1, length_penalty=0.6, precision=fp32\n") == 2  # each system's decoding
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["evaluate", "MODEL", "--source", "SHORT", "--reference", "DEV"],
+            "there are 2 lines in {SHORT} and 50 lines in {DEV}: give files with the same number of lines.",
+        ),
+        (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
+        (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
+        (
+            ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--json", "no/where.json"],
+            "there is no folder no.",
+        ),
+        (["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "."], "it is a folder."),
+        (
+            ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"],
+            "but it is '13b': did you mean '13a'?",
+        ),
+        (["compare", "MODEL", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"], "it is '13b'"),
+        (["compare", "MODEL", "DEV", "--source", "DEV", "--reference", "DEV", "--seed", "-1"], "seed must not be neg"),
+        (
+            ["compare", "MODEL", "SHORT", "--reference", "DEV"],
+            "is a model, which needs sentences to translate: give --source",
+        ),
+        (["compare", "SHORT", "SHORT", "--reference", "DEV"], "2 lines in {SHORT} and 50 lines in {DEV}"),
+        (
+            ["compare", "MODEL", "SHORT", "--source", "DEV", "--reference", "DEV"],
+            "there are 50 lines in {DEV} and 2 lines in {SHORT}",
+        ),
+        (["compare", "nowhere", "SHORT", "--reference", "SHORT"], "nowhere does not exist"),
+        (
+            ["compare", "MODEL", "DEV", "--reference", "DEV", "--source", "SHORT"],
+            "there are 2 lines in {SHORT} and 50 lines in {DEV}",
+        ),
+        (["compare", "DEV", "DEV", "--reference", "DEV", "--resamples", "5"], "5"),
+    ],
+)
+def test_mistakes_in_scoring_are_told_before_anything_is_translated(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: Path,
+    toy_corpus: Path,
+    write_lines: WriteLines,
+    arguments: list[str],
+    message: str,
+) -> None:
+    def translate(*_: object, **__: object) -> None:
+        pytest.fail("translated before the mistake was told")
+
+    monkeypatch.setattr(Translator, "__call__", translate)
+    places = {
+        "MODEL": str(trained),
+        "DEV": str(toy_corpus / "dev.en"),
+        "SHORT": str(write_lines("short.en", ["one", "two"])),
+    }
+    assert main([*(places.get(word, word) for word in arguments), "--max-length", "3", "--beam-size", "1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("transduce: ")
+    assert message.format(**places) in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,111 @@
+"""Models that were imported go out again: with the tokenizer that they came with."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.model.build import Model
+from transduce.runtime.importing import import_model_folder
+from transduce.text.foreign import ForeignTokenizer
+from transduce.text.tokenizer import Tokenizer
+
+MakeModel = Callable[..., Model]
+WriteFolder = Callable[..., Path]
+
+LINES = ["我喜欢茶。", "I like tea.", "naïve 42"]
+
+
+@pytest.fixture
+def marian(make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A folder as those of OPUS-MT, with random weights."""
+    made = write_folder(make_model(norm_order="post"), small_tokenizer, tmp_path / "made")
+    folder = tmp_path / "marian"
+    folder.mkdir()
+    shutil.copyfile(made / "model.safetensors", folder / "model.safetensors")
+    vocabulary = small_tokenizer.source
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes(vocabulary.model_bytes)
+    names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    config: dict[str, Any] = json.loads((made / "config.json").read_text("utf-8"))
+    del config["transduce"]
+    documents: dict[str, dict[str, Any]] = {
+        "config.json": config,
+        "vocab.json": {vocabulary.piece(id): id for id in range(vocabulary.size)},
+        "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "source_lang": "zh", "target_lang": "en"}
+        | names,
+        "special_tokens_map.json": names,
+        "generation_config.json": {
+            "num_beams": 6,
+            "no_repeat_ngram_size": 2,
+            "renormalize_logits": True,
+            "forced_eos_token_id": 1,
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "bad_words_ids": [[0]],
+        },
+    }
+    for name, content in documents.items():
+        (folder / name).write_text(json.dumps(content), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def imported(marian: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "imported"
+    import_model_folder(marian, out)
+    return out
+
+
+def test_its_own_files_are_kept(marian: Path, imported: Path) -> None:
+    for name in ("source.spm", "target.spm", "vocab.json", "special_tokens_map.json", "generation_config.json"):
+        assert (imported / name).read_bytes() == (marian / name).read_bytes()
+    assert isinstance(transduce.load(imported, task="translation", device="cpu", threads=1).tokenizer, ForeignTokenizer)
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
+@pytest.mark.parametrize("name", ["marian", "imported"])
+def test_it_goes_back_to_hugging_face(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    folder: Path = request.getfixturevalue(name)
+    report = transduce.export(folder, tmp_path / "out", to="huggingface", sources=LINES, threads=1)
+    assert report.float32.largest_difference < 1e-5
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    own = transduce.load(folder, task="translation", device="cpu", threads=1).tokenizer.source
+    assert theirs(LINES)["input_ids"] == [own.closed(ids) for ids in own.encode_batch(LINES)]
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text("utf-8"))["num_beams"] == 6
+
+
+def test_without_its_files_it_does_not(imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (imported / name).unlink()
+    assert main(["export", str(imported), str(tmp_path / "out"), "--to", "huggingface"]) == 2
+    assert "its own files are not there: copy them from the folder that it came from" in capsys.readouterr().err
+
+
+def test_a_tokenizers_files_are_not_taken_from_elsewhere(marian: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}", "utf-8")
+    (marian / "merges.txt").symlink_to(secret)  # which Marian has no use for
+    with pytest.raises(TransduceError, match="is a link that leads out of its folder"):
+        import_model_folder(marian, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_lines_for_ctranslate2_translate(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ctranslate2", reason="needs ctranslate2: pip install 'transduce[export]'")
+    out = tmp_path / "out"
+    transduce.export(imported, out, to="ctranslate2", sources=LINES, threads=1)
+    assert "foreign_tokenizer.json" in {path.name for path in out.iterdir()}
+    code = [line[4:] for line in (out / "README.md").read_text("utf-8").split("\n") if line.startswith("    ")]
+    monkeypatch.chdir(out)
+    printed: list[str] = []
+    exec("\n".join(code), {"lines": LINES, "print": printed.append})
+    assert len(printed) == len(LINES)

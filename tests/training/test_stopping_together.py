@@ -1,0 +1,157 @@
+"""What several processes do alike where one is asked to stop or cannot write: none goes on without the others."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.training import engine, loop
+from transduce.training.checkpoint import Checkpoint, RunState, save_checkpoint
+from transduce.training.engine import save_together
+from transduce.training.events import ValidationEvent
+from transduce.training.loop import Trainer
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.processes import Processes, join_processes
+from transduce.training.rows import Rows
+from transduce.training.settings import ResolvedTraining
+
+Make = Callable[..., ResolvedTraining]
+
+
+@pytest.fixture
+def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process, alone in its group, takes itself for the first of two: it decides with them and waits for none."""
+    meeting = tmp_path_factory.mktemp("group") / "meeting"
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
+    together = Processes(0, 2)
+    monkeypatch.setattr(loop, "joined_processes", lambda: together)
+    yield
+    together.leave()
+
+
+class Vectors:
+    """The same four vectors, over and over."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def batch(self, epoch: int, position: int) -> Tensor:
+        return torch.eye(4)[position] + epoch
+
+
+class Watched:
+    """A trainer of one matrix that is asked to stop in a step, and the steps that were validated."""
+
+    def __init__(self, folder: Path, settings: ResolvedTraining, stop_in_step: int = 0) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(4, 5, bias=False)
+        self.validated: list[int] = []
+        self.stop_in_step = stop_in_step
+        self.trainer = Trainer(
+            model=self.model,
+            loss=self.loss,
+            batches=Vectors(),
+            settings=settings,
+            folder=folder,
+            validate=self.validate,
+        )
+
+    def loss(self, batch: Tensor) -> Loss:
+        if self.trainer.step + 1 == self.stop_in_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return projected_cross_entropy(batch[None, None], self.model.weight, torch.tensor([[3]]), pad_id=0)
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        assert "weight" in weights
+        self.validated.append(step)
+        return ValidationEvent(step=step, loss=1.0, perplexity=2.7)
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize(("stop_in_step", "before"), [(4, [2]), (2, []), (3, [2])])
+def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
+    tmp_path: Path, make_settings: Make, stop_in_step: int, before: list[int]
+) -> None:
+    settings = make_settings(steps=4, validate_every=2)
+    stopped = Watched(tmp_path, settings, stop_in_step)
+    result = stopped.trainer.run()
+    assert (result.reason, result.step, stopped.validated) == ("SIGTERM", stop_in_step, before)
+    resumed = Watched(tmp_path, settings)
+    assert resumed.trainer.resume()
+    assert resumed.trainer.run().reason == "finished"
+    assert stopped.validated + resumed.validated == [2, 4]
+
+
+class Counting(Processes):
+    """The first of two; the other one tells how often it failed."""
+
+    def __init__(self, failures: float = 0.0) -> None:
+        super().__init__(0, 2)
+        self.failures = failures
+        self.waited = 0
+
+    def wait(self) -> None:
+        self.waited += 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [value + self.failures for value in values]
+
+    def share(self, value: bool, kind: type[bool]) -> bool:  # type: ignore[override]
+        assert kind is bool
+        return value
+
+
+def checkpoint(rows: dict[str, Rows] | None) -> Checkpoint:
+    state = RunState(
+        step=1,
+        updates=1,
+        steps=2,
+        best_step=None,
+        best_value=None,
+        validations_without_better=0,
+        elapsed_seconds=1.0,
+    )
+    return Checkpoint(state, {"weights": {"w": torch.ones(2, 3)}}, rows)
+
+
+def test_those_that_do_not_save_are_met_where_the_first_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise TransduceError("The disk is full.")
+
+    monkeypatch.setattr(engine, "save_checkpoint", full)
+    together = Counting()
+    with pytest.raises(TransduceError, match="The disk is full"):
+        save_together(tmp_path, checkpoint(None), together, keep=1)
+    assert together.waited == 1
+
+
+def test_a_part_that_another_process_cannot_write_is_a_failure_here_too(tmp_path: Path) -> None:
+    whole = checkpoint({"w": Rows(0, [4, 3])})
+    message = r"step-000000001 could not be written \(another process could not write its part\)"
+    with pytest.raises(TransduceError, match=message) as raised:
+        save_checkpoint(tmp_path, whole, keep=1, processes=Counting(failures=1.0))
+    assert isinstance(raised.value.__cause__, OSError)  # so that a run goes on, as with a full disk of its own
+    assert list(tmp_path.iterdir()) == []
+    save_checkpoint(tmp_path, whole, keep=1, processes=Counting())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_processes_on_gpus_can_add_up_what_lies_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL alone takes nothing but the GPU's tensors, and the numbers of a step are the processor's."""
+    asked: list[str] = []
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: asked.append(backend))
+    assert join_processes("cuda").rank == 1
+    (backend,) = asked
+    assert dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map() == {
+        "cpu": "gloo",
+        "cuda": "nccl",
+    }
