@@ -98,7 +98,7 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
     if not supports_search(state.output.outputs, beam.beam_size):
         return None
     longest: list[int] = bounds.longest.tolist()
-    penalties = _penalties(beam.alpha, max(longest) + 2)
+    penalties = _penalties(beam.alpha, 1 + (max(longest) + 2) // 64)
     limits = NativeBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
@@ -112,6 +112,6 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
 
 
 @lru_cache(maxsize=64)
-def _penalties(alpha: float, count: int) -> tuple[float, ...]:
-    """The length penalty of 0, 1, … pieces."""
-    return tuple(length_penalty(length, alpha) for length in range(count))
+def _penalties(alpha: float, blocks: int) -> Tensor:
+    """The length penalty of 0, 1, … pieces, so many blocks of 64, float64."""
+    return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)

@@ -36,8 +36,8 @@ class NativeBounds(NamedTuple):
     """W; 1 is greedy search."""
     n_best: int
     """How many hypotheses must be certain before a sentence is done."""
-    penalties: Sequence[float]
-    """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest`."""
+    penalties: Tensor
+    """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -75,7 +75,7 @@ class NativeSearch:
         self.scores = self._keep(torch.zeros(self.rows))
         self.places = self._keep(torch.arange(sentences))
         self.longest = self._keep(torch.tensor(bounds.longest, dtype=torch.int64))
-        self.greatest_penalties = self._keep(torch.tensor([bounds.penalties[longest] for longest in bounds.longest]))
+        self.greatest_penalties = self._keep(bounds.penalties[self.longest].float())
         self.pieces = [self._keep(torch.empty(self.rows, self.room, dtype=torch.int32)) for _ in range(2)]
         self.values = [self._keep(torch.empty(self.rows, self.room)) for _ in range(2)]
         self.lists = [self._keep(torch.zeros(self.rows, self.room + 1, dtype=torch.int32)) for _ in range(2)]
@@ -238,7 +238,7 @@ class NativeSearch:
     def _search_places(self) -> dict[str, int]:
         bounds, sentences = self.bounds, len(self.bounds.longest)
         never = self._keep(torch.tensor(bounds.never_written, dtype=torch.int64))
-        penalties = self._keep(torch.tensor(bounds.penalties, dtype=torch.float64))
+        penalties = self._keep(bounds.penalties)
         found_scores = self._keep(torch.zeros(sentences, bounds.beam_size + 1, dtype=torch.float64))
         arrays = {
             "pieces": self.pieces[0],

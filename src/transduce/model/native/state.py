@@ -40,10 +40,10 @@ class NativeState:
         self.pool = Pool(model.source_weight.new_empty(entry[0], _room_for(len(source_ids)), entry[1]))
         self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
         embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
-        self.scratch = Scratch(self.programs, pieces, self._scores())
+        self.scratch: Scratch | None = None
         self._run(self.programs.encode, embedded[present])
         self.row_sources = self.sources  # (2, B × W)
-        self.scratch = Scratch(self.programs, len(source_ids), self._scores())
+        self.scratch = None  # a step needs less
         self.output = output_of(model)
         self.logits_room = torch.empty(0, self.output.padded_outputs)
 
@@ -105,8 +105,8 @@ class NativeState:
     def _run(self, program: Program, x: Tensor, ids: Tensor | None = None) -> None:
         """A step, or the encoder; x (N, D) changes."""
         rows, scores = x.shape[0], self._scores()
-        if not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(self.programs, rows, 2 * scores)
+        if self.scratch is None or not self.scratch.suffices(rows, scores):
+            self.scratch = Scratch(self.programs, rows, 2 * scores if ids is not None else scores)
         places = Places(
             rows=rows,
             x=x.data_ptr(),
