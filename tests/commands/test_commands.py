@@ -74,6 +74,7 @@ def test_version(capsys: Capture) -> None:
         (["translate", "m", "--beam-size", "four"], "argument --beam-size: invalid int value: 'four'"),
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
+        (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; texts are named by --source and"),
         (["help", "trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],

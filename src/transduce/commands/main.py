@@ -67,6 +67,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leaves with exit code 2."""
+        word = message.removeprefix("unrecognized arguments: ")
+        if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
+            message += "; texts are named by --source and --target"
         sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
         raise SystemExit(2)
 

@@ -86,6 +86,10 @@ class NativeSearch:
         self.found_pieces = self._keep(torch.empty(sentences, slots, self.room, dtype=torch.int32))
         self.found_values = self._keep(torch.empty(sentences, slots, self.room))
         self.added = state.programs.added_until(0)
+        self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
+        self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
+        self.x = self._keep(torch.empty(self.rows, state.programs.d_model))
+        self.logits = self._keep(torch.empty(self.rows, state.output.padded_outputs))
         self._step = _Numbers(Places, **self._step_places())
         self._select = _Numbers(SelectPlaces, **self._select_places())
         self._numbers = _Numbers(SearchPlaces, **self._search_places())
@@ -185,16 +189,12 @@ class NativeSearch:
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def _step_places(self) -> dict[str, int]:
-        state, programs = self.state, self.state.programs
-        scores = max(state.longest_source, self.room + 1) + MOST_LANES
-        self.scratch = Scratch(programs, self.rows, scores * self.threads)
-        self.x = self._keep(torch.empty(self.rows, programs.d_model))
-        self.logits = self._keep(torch.empty(self.rows, state.output.padded_outputs))
+        state = self.state
         return {
             "rows": len(self.bounds.longest),
             "x": self.x.data_ptr(),
             **self.scratch.addresses,
-            "room": scores,
+            "room": self.positions,
             "firsts": self.row_sources[0].data_ptr(),
             "counts": self.row_sources[1].data_ptr(),
             "memory": state.memory.data_ptr(),
