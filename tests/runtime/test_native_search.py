@@ -13,14 +13,17 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.model.config import ModelConfig
 from transduce.model.fast import product_maker
 from transduce.model.native.engine import find_tile
+from transduce.model.native.reductions import NativeReductions
 from transduce.model.quantized import Int8Transformer, quantize
 from transduce.model.transformer import Transformer
+from transduce.runtime.kernels import install_kernels
 from transduce.runtime.native_search import SearchProgram, find_search_program
 from transduce.runtime.scorer import TransformerScorer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.vocabulary import use_kernels
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -35,6 +38,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    """Both searches normalise and choose by the same kernels, whatever the tests before left."""
+    install_kernels()
+    before = use_kernels(NativeReductions())
+    yield
+    use_kernels(before)
 
 
 @cache

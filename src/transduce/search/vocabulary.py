@@ -47,9 +47,10 @@ class _Kernels:
     reductions: Reductions | None = None
 
 
-def use_kernels(reductions: Reductions | None) -> None:
-    """From now on, these are used for whatever they suit."""
-    _Kernels.reductions = reductions
+def use_kernels(reductions: Reductions | None) -> Reductions | None:
+    """From now on, these are used for whatever they suit; returns those that were before."""
+    before, _Kernels.reductions = _Kernels.reductions, reductions
+    return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
