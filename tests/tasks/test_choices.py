@@ -112,8 +112,8 @@ def test_vocabulary_grows_with_pairs_and_with_characters() -> None:
     [
         (3_000, "cpu", 512),
         (40_000, "cpu", 800),  # 50 steps an epoch
-        (240_000, "cpu", 1_024),
-        (1_650_000, "cpu", 1_024),
+        (240_000, "cpu", 2_048),
+        (1_650_000, "cpu", 2_048),
         (1_650_000, "cuda", 25_000),
         (240_000, "cuda:1", 4_800),
     ],

@@ -130,12 +130,12 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 
 
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """1,024 target tokens on a CPU, where time is short: with the same arithmetic, four times as many steps of a
-    quarter of the size gave 21.5 BLEU for 11.9 (docs/benchmarks.md). The paper's 25,000 on a GPU (section 5.1). Fewer
-    where an epoch would otherwise have less than 50 steps, but 512 at least.
+    """2,048 target tokens on a CPU, where time is short: with the same arithmetic, twice as many steps of half the size
+    gave 19.2 BLEU for 11.9, and smaller ones keep several threads waiting (docs/benchmarks.md). The paper's 25,000 on a
+    GPU (section 5.1). Fewer where an epoch would otherwise have less than 50 steps, but 512 at least.
     """
     if not device.startswith("cuda"):
-        return _fewer_for_small_corpora(epoch_tokens, Choice(1_024, "many small steps learn fastest on a CPU"))
+        return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
     return _fewer_for_small_corpora(epoch_tokens, Choice(25_000, "a GPU works best on large steps"))
 
 
