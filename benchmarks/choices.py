@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "preset tiny": {"preset": "=tiny"},
     "preset small": {"preset": "=small"},
 }
+_REFUSED = 2  # the exit code of a mistake in the settings
 QUICK = ("chosen", "half the learning rate")
 
 
@@ -107,8 +108,10 @@ def run_variant(
     own_steps = round(steps * arithmetic(usual, usual_preset) / arithmetic(values, preset))
     if not (out / "dev_score.json").exists():
         command = [*train_command(files, out), "--resume", "--preset", preset, "--steps", str(own_steps), *options]
-        if subprocess.run(command, check=False).returncode:  # refused: too few pieces for the characters, say
+        done = subprocess.run(command, check=False)
+        if done.returncode == _REFUSED:  # too few pieces for the characters, say
             return None
+        done.check_returncode()
     return float(json.loads((out / "dev_score.json").read_text(encoding="utf-8"))["bleu"]["value"]), own_steps
 
 

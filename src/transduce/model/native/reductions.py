@@ -186,17 +186,18 @@ def _write_reduce(k: Emitter) -> None:
 def write_select(k: Emitter) -> None:
     """`select` of `SelectPlaces`."""
     with program(k, "select", len(SelectPlaces._fields)) as (numbers, thread, threads):
-        logits, rows, width, stride, beams, normalizer, scores, end, beam_size = numbers[:9]
-        room = k.at(k.place(numbers[17]), k.times(thread, numbers[18]))
+        given = SelectPlaces(*numbers)
+        width, beams, normalizer, beam_size = given.vocabulary_size, given.beams, given.normalizer, given.beam_size
+        room = k.at(k.place(given.room), k.times(thread, given.own_room))
         count = k.times(beam_size, 2)
         all_candidates = k.times(beams, count)
         maxima = k.at(room, k.times(k.sum_of(all_candidates, block_size(k)), 4))
         candidates = _Candidates(k, room, all_candidates)
-        first, last = k.share(k.build.sdiv(rows, beams), thread, threads)
+        first, last = k.share(k.build.sdiv(given.rows, beams), thread, threads)
         with k.loop(first, last) as sentence:
             with k.loop(0, beams) as beam:
                 row = k.sum_of(k.times(sentence, beams), beam)
-                line = Line(k, k.at(k.place(logits), k.times(row, stride)), width, maxima)
+                line = Line(k, k.at(k.place(given.logits), k.times(row, given.stride)), width, maxima)
                 line.find_maxima()
                 own_normalizer = k.variable(k.real(0.0))
                 with k.build.if_else(k.build.icmp_signed("==", normalizer, k.number(0))) as (then, otherwise):
@@ -206,14 +207,17 @@ def write_select(k: Emitter) -> None:
                         k.store(k.load(k.at(k.place(normalizer), row)), own_normalizer)
                 start = k.times(beam, count)
                 line.take_greatest_of(count, k.at(candidates.scores, start), k.at(candidates.pieces, start, I64))
-                score = k.load(k.at(k.place(scores), row))
+                score = k.load(k.at(k.place(given.scores), row))
                 candidates.add_up(start, count, k.get(own_normalizer, score), score)
             candidates.close()
             live, ended = (
                 _Places(k, [k.place(each) for each in places], k.times(sentence, room_for))
-                for places, room_for in ((numbers[9:13], beam_size), (numbers[13:17], count))
+                for places, room_for in (
+                    ((given.live_parents, given.live_pieces, given.live_scores, given.live_totals), beam_size),
+                    ((given.ended_parents, given.ended_pieces, given.ended_scores, given.ended_totals), count),
+                )
             )
-            _choose(k, candidates, (count, beam_size, end), live, ended)
+            _choose(k, candidates, (count, beam_size, given.eos_id), live, ended)
 
 
 class _Candidates:
