@@ -53,6 +53,8 @@ clean:
 $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt hatchling editables
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install --constraint constraints.txt --only-binary :all: llvmlite || \
+	  echo "There is no llvmlite for this system: training and decoding work without, but take longer."
 	@touch $@
 
 $(DEV): $(CORE)

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from transduce.model.build import build_model
+from transduce.model.fast import kernels_of_training
+from transduce.model.fused import training_with
 from transduce.tasks.precautions import take_precautions
 from transduce.tasks.run import Run, RunRequest
 from transduce.training.loop import Trainer
@@ -33,7 +35,7 @@ def main(folder: str, steps: int, seeks: int) -> None:
         plan.batch(epoch, position)
         durations.append(time.monotonic() - sought_at)
     model = build_model(resolved.model)
-    with out:
+    with out, training_with(kernels_of_training(resolved.training.kernels)):
         Trainer(
             model=model,
             loss=run.kind.loss(model, resolved),

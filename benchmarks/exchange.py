@@ -222,7 +222,7 @@ def learn(folder: Path, side: str, kind: Any, size: int = 8_000, *, joint: bool 
     """A tokenizer of the first 20,000 pairs."""
     files = CorpusFiles(source=(str(folder / f"train.{side}.gz"),), target=(str(folder / "train.en.gz"),))
     settings = TokenizerSettings(kind=kind, vocabulary_size=size, joint=joint)
-    return Tokenizer.train(lambda: islice(read_pairs(files), 20_000), settings, shrink=True)
+    return Tokenizer.train(lambda: islice(read_pairs(files), 20_000), settings, adjust=True)
 
 
 def texts(folder: Path, sides: tuple[str, str], most_lines: int | None) -> Iterator[str]:

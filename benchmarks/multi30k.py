@@ -42,7 +42,7 @@ def evaluate(out: Path) -> float:
     """BLEU on test 2016 by beam 5."""
     tok = data_folder() / "multi30k-en-de" / "tok"
     sources, references = (list(read_lines(tok / f"test_2016_flickr.{side}.gz")) for side in ("en", "de"))
-    translator = load(out)
+    translator = load(out, task="translation")
     hypotheses = [translation.text for translation in translator(sources, beam_size=5)]
     scored = score(hypotheses, references, target_language="de", tokenize="none", lowercase=True)
     print(f"{out}: {scored}")

@@ -27,6 +27,7 @@ import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import serving_fuzz
 import serving_hostile
@@ -105,14 +106,14 @@ def _sameness(different: int, precision: str) -> Row:
     return bar(name, different, "of all", at_most=0) if precision == "fp32" else Row(name, different, "of all")
 
 
-def _offline(model: Path, lines: Sequence[str], singles: int, options: Sequence[str]) -> dict[str, object]:
+def _offline(model: Path, lines: Sequence[str], singles: int, options: Sequence[str]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".zh") as file:
         file.write("".join(f"{line}\n" for line in lines))
         file.flush()
         script = REPOSITORY / "benchmarks" / "serving_offline.py"
         command = [sys.executable, script, model, file.name, "--singles", str(singles), *options]
         done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE)
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -77,9 +77,14 @@ class Process:
 def running(command: Sequence[str | Path], *, announces_on: str) -> Iterator[Process]:
     """A server's process, from when it says its address on `stdout` or `stderr`; ended at the end."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")]))
-    pipes = {"stdin": subprocess.PIPE, announces_on: subprocess.PIPE}
     with subprocess.Popen(
-        [str(part) for part in command], text=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": path}, **pipes
+        [str(part) for part in command],
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if announces_on == "stdout" else None,
+        stderr=subprocess.PIPE if announces_on == "stderr" else None,
     ) as popen:
         try:
             stream = popen.stdout if announces_on == "stdout" else popen.stderr

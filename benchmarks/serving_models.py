@@ -39,7 +39,7 @@ def write_random_model(folder: Path, *, large: bool) -> Path:
         return [Pair(*pair, line) for line, pair in enumerate(islice(lines, _TRAINING_LINES), 1)]
 
     size = 16_000 if large else 2_000
-    tokenizer = Tokenizer.train(pairs, TokenizerSettings(vocabulary_size=size), shrink=True)
+    tokenizer = Tokenizer.train(pairs, TokenizerSettings(vocabulary_size=size), adjust=True)
     layers, d_model = (6, 512) if large else (1, 64)
     vocabulary = tokenizer.source
     config = ModelConfig(

@@ -140,7 +140,7 @@ def dialogue_rows(work: Work, pretrained: Path, *, judged: bool) -> list[Row]:
 
 def recall(model: Path, test: Sequence[tuple[str, str]]) -> float:
     """In how many percent of the speeches the right one of ten replies gains most by the speech."""
-    translator = transduce.load(model, device="cpu", threads=1)
+    translator = transduce.load(model, task="translation", device="cpu", threads=1)
     found = tried = 0
     for first in range(0, len(test) - CANDIDATES + 1, CANDIDATES):
         group = test[first : first + CANDIDATES]

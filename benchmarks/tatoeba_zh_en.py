@@ -115,7 +115,7 @@ def run_ours(work: Work, folder: Path, files: Files) -> dict[str, Any]:
 
 def our_shape(work: Work, files: Files) -> dict[str, float]:
     """The sizes of the model that `transduce train` chooses for this corpus."""
-    chosen = chosen_values(training_files(files), work.folder)
+    _, chosen = chosen_values(training_files(files), work.folder, work.minutes)
     values = {name: chosen[f"model.{name}"] for name in JOEYNMT_256}
     return {name: value if name == "dropout" else int(value) for name, value in values.items()}
 

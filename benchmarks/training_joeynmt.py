@@ -46,7 +46,7 @@ def main() -> None:
         total, _, _, correct = model(return_type="loss", **vars(batch))
         loss = batch.normalize(total, normalization="tokens", n_gpu=0, n_accumulation=1)
         loss.backward()
-        clip(params=model.parameters())
+        clip(parameters=model.parameters())
         optimizer.step()
         model.zero_grad()
         loss.item()

@@ -7,9 +7,11 @@ from training_worker import PROCESSOR, Device, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
+from transduce.model.fast import kernels_of_training
+from transduce.model.fused import training_with
 from transduce.model.transformer import Transformer
 from transduce.tasks.translation import TranslationTask
-from transduce.training.choices import choose_compile
+from transduce.training.choices import choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
 
@@ -52,7 +54,9 @@ def main() -> None:
         optimizer.step(loss.tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
-    serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
+    kernels = kernels_of_training(choose_kernels(work.device).value)
+    with training_with(kernels):
+        serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 
 if __name__ == "__main__":

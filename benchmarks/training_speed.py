@@ -143,7 +143,7 @@ def write_batches(folder: Path, count: int, vocabulary_size: int, batch_tokens: 
     tatoeba = data_folder() / "tatoeba-de-en"
     files = CorpusFiles(source=(str(tatoeba / "train.de.gz"),), target=(str(tatoeba / "train.en.gz"),))
     settings = TokenizerSettings(vocabulary_size=vocabulary_size, joint=True)
-    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, shrink=False)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings)
     corpus = prepare(files, tokenizer, FilterSettings(), folder / f"corpus-{vocabulary_size}")
     plan = BatchPlan(corpus, batch_tokens=batch_tokens, seed=1)
     arrays: dict[str, Any] = {}

@@ -35,7 +35,7 @@ def main() -> int:
     print(machine())
     if not (said.model / "manifest.json").exists():
         demo(said.model)
-    translator = load(said.model, precision="fp32", device="cpu")
+    translator = load(said.model, task="translation", precision="fp32", device="cpu")
     corpus = generate()
     known = [known_alignment(pair) for pair in corpus.dev[: 250 if said.quick else 500]]
     test = [known_alignment(pair) for pair in corpus.test[: 300 if said.quick else 1000]]

@@ -157,10 +157,10 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
         "import resource, sys, transduce.tasks.run as run\n"
         "from transduce.tasks.train import train\n"
         "original = run.take_precautions\n"
-        "def limited(*given):\n"
+        "def limited(*given, **named):\n"
         "    pages = int(open('/proc/self/statm').read().split()[0])\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 300_000_000,) * 2)\n"
-        "    return original(*given)\n"
+        "    return original(*given, **named)\n"
         "run.take_precautions = limited\n"
         f"train(out={str(tmp_path / 'run')!r}, settings={settings!r}, device='cpu', threads=1)\n"
     )

@@ -323,16 +323,15 @@ def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator)
 def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
     write(page, SENTENCE)
     page.locator(".piece").nth(1).click()
-    candidates = inspect_sentence(translator, SENTENCE).steps[1].candidates
+    step = inspect_sentence(translator, SENTENCE).steps[1]
+    other = next(candidate.piece for candidate in step.candidates if candidate.piece != step.piece)
     page.get_by_role("button", name="write this here").first.click()
     page.locator(".comparison").wait_for()
-    forced = intervene(translator, SENTENCE, Intervention(step=1, force=candidates[1].piece))
+    forced = intervene(translator, SENTENCE, Intervention(step=1, force=other))
     assert outcome(page, 1) == forced.after.translation
-    assert (
-        page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([candidates[1].piece])[0])
-    )
+    assert page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([other])[0])
     page.get_by_role("button", name="forbid it here").click()
-    forbidden = intervene(translator, SENTENCE, Intervention(step=1, forbid=(candidates[0].piece,)))
+    forbidden = intervene(translator, SENTENCE, Intervention(step=1, forbid=(step.piece,)))
     until(
         page,
         "said => document.querySelectorAll('.outcome .translation')[1]?.innerText === said",

@@ -12,7 +12,8 @@ from transduce.model.attend import attend
 from transduce.model.cache import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.masks import AttentionMask
+from transduce.model.fused import training_kernels
+from transduce.model.masks import AttentionMask, LookAheadMask
 from transduce.model.positions import EVERYWHERE, Reach
 from transduce.model.scores import Attend, ScoredAttention, build_score
 from transduce.model.window import Window, attend_in_window
@@ -83,6 +84,10 @@ class MultiHeadAttention(nn.Module):
         Returns:
             (B, Q, D).
         """
+        if weights_to is None and cache is None and reach.rotation is None:
+            joined = self._attend_fused(x, memory, mask)
+            if joined is not None:
+                return self.output(joined)  # type: ignore[no-any-return]
         if memory is None:
             query, key, value = self._project_self(x)
             if reach.rotation is not None:
@@ -112,22 +117,47 @@ class MultiHeadAttention(nn.Module):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
         return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
 
+    def _attend_fused(self, x: Tensor, memory: Tensor | None, mask: AttentionMask | Window | None) -> Tensor | None:
+        """Context by kernels of our own, (B, Q, H × V), where there are some that do just this."""
+        kernels, num_keys = training_kernels(), (x if memory is None else memory).shape[1]
+        if kernels is None or not self._is_plain or not kernels.suits_attention(x, num_keys, self.d_k):
+            return None
+        lengths = None
+        if not isinstance(mask, LookAheadMask):
+            if not isinstance(mask, AttentionMask) or mask.lengths is None:
+                return None
+            lengths = mask.lengths
+        if memory is None:
+            return kernels.attend(self.projection(x), None, lengths, self.num_heads)
+        query, known = self._project_apart(x, memory)
+        return kernels.attend(query, known, lengths, self.num_heads)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Scaled products of as many keys as queries, nothing dropped."""
+        drops = self.dropout.training and self.dropout.drop_of_256
+        return self.score is None and len(set(self.widths)) == 1 and not drops
+
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.projection(x).split(self.widths, dim=-1)
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        query_width = self.widths[0]
-        rows = (query_width, sum(self.widths) - query_width)
-        query_weight, memory_weight = self.projection.weight.split(rows)
-        bias = self.projection.bias
-        query_bias, memory_bias = (None, None) if bias is None else bias.split(rows)
-        query = self._heads(F.linear(x, query_weight, query_bias), self.d_k)
         if cache is not None and cache.length:
-            return query, *cache.content()
-        key, value = F.linear(memory, memory_weight, memory_bias).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
+            own = slice(self.widths[0])
+            bias = None if self.projection.bias is None else self.projection.bias[own]
+            return self._heads(F.linear(x, self.projection.weight[own], bias), self.d_k), *cache.content()
+        query, known = self._project_apart(x, memory)
+        key, value = known.split(self.widths[1:], dim=-1)
+        query, key, value = self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
         return (query, *cache.append(key, value)) if cache is not None else (query, key, value)
+
+    def _project_apart(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of x, (B, Q, H × K), and keys and values of the memory side by side, (B, S, G × (K + V))."""
+        rows = (self.widths[0], sum(self.widths[1:]))
+        (own, others), bias = self.projection.weight.split(rows), self.projection.bias
+        own_bias, other_bias = (None, None) if bias is None else bias.split(rows)
+        return F.linear(x, own, own_bias), F.linear(memory, others, other_bias)
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.fused import training_kernels
+
 _LOWEST = -(2**63)
 # Per dtype: the integer of the same width, its sign bit, and the bits of 1.0.
 _WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32, 31, 0x3F800000)}
@@ -64,19 +66,24 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A tensor of any shape to one of the same shape."""
-        if not (self.training and self.drop_of_256):
-            return x
-        if not self._draws_bytes(x):
-            return F.dropout(x, self.p)
-        return _DropoutAdd.apply(None, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+        return self._drop(None, x) if self._drops else x
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + dropout(x), both of one shape: the end of every sub-layer."""
-        if not (self.training and self.drop_of_256):
-            return residual + x
-        if not self._draws_bytes(x):
-            return residual + F.dropout(x, self.p)
-        return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+        return self._drop(residual, x) if self._drops else residual + x
+
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.drop_of_256 > 0
+
+    def _drop(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        kernels = training_kernels()
+        if kernels is not None and kernels.suits_rows(x):
+            return kernels.drop_and_add(residual, x, self.drop_of_256)
+        if self._draws_bytes(x):
+            return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+        dropped = F.dropout(x, self.p)
+        return dropped if residual is None else residual + dropped
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""

@@ -6,11 +6,12 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 import importlib.util
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from transduce.model.flat import FlatState, supports
+from transduce.model.fused import TrainingKernels
 from transduce.model.quantized import Int8Linear, Int8Transformer, MakeProduct
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
@@ -18,7 +19,15 @@ from transduce.model.transformer import Transformer
 if TYPE_CHECKING:
     from transduce.model.native.state import NativeState
 
-__all__ = ["LogitState", "has_kernels", "native_state", "product_maker", "start_fast", "supports"]
+__all__ = [
+    "LogitState",
+    "has_kernels",
+    "kernels_of_training",
+    "native_state",
+    "product_maker",
+    "start_fast",
+    "supports",
+]
 
 
 @runtime_checkable
@@ -51,6 +60,15 @@ def product_maker(activation_levels: int) -> MakeProduct:
         return NativeLinear(weight, bias, tile)
 
     return make
+
+
+def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:
+    """Those of this name; None where PyTorch's operations are enough."""
+    if name == "torch":
+        return None
+    from transduce.model.native.training import NativeTraining
+
+    return NativeTraining()
 
 
 def native_state(state: DecodingState) -> "NativeState | None":

@@ -5,6 +5,8 @@ that is *added* to the scores before the softmax: 0 where it is True, the lowest
 row that may attend to nothing therefore stays finite (its weights are uniform) instead of turning into NaN.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,19 @@ class AttentionMask:
             self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
         return self._bias[dtype]
 
+    @cached_property
+    def lengths(self) -> Tensor | None:
+        """How many keys each sentence has, int64, (B,), where that is all the mask says and each has some; else None.
+
+        Reads the mask back: to be asked for on a CPU alone.
+        """
+        if self.allowed.shape[1:3] != (1, 1):
+            return None
+        keys = self.allowed[:, 0, 0]
+        counts = keys.sum(dim=1)
+        expected = torch.arange(keys.shape[1], device=keys.device) < counts[:, None]
+        return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
+
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
         """May attend where both masks allow it."""
         return AttentionMask(self.allowed & other.allowed)
@@ -45,6 +60,11 @@ class BiasedMask(AttentionMask):
         super().__init__(allowed)
         self._term = term
         self._sum: dict[torch.dtype, Tensor] = {}
+
+    @property
+    def lengths(self) -> None:
+        """There is more to say."""
+        return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
         """Mask and term together, in the shape that both broadcast to."""

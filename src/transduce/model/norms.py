@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
+from transduce.model.fused import training_kernels
 
 
 class BatchNorm(nn.Module):
@@ -53,13 +54,24 @@ class BatchNorm(nn.Module):
         self.running_variance.lerp_(variance, self.momentum)
 
 
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / √(variance + ε) · weight + bias over the last dimension."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
+        """A tensor of any shape that ends in D, to one of the same shape."""
+        kernels = training_kernels()
+        if kernels is None or self.bias is None or not kernels.suits_rows(input):
+            return super().forward(input)
+        return kernels.layer_norm(input, self.weight, self.bias, self.eps)
+
+
 def build_norm(config: ModelConfig) -> nn.Module:
     """The norm that the configuration names. All but BatchNorm see each position by itself."""
     if config.norm == "batch":
         return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
     if config.norm == "rms":
         return nn.RMSNorm(config.d_model, eps=config.norm_epsilon)
-    return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return LayerNorm(config.d_model, eps=config.norm_epsilon)
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:

@@ -12,10 +12,11 @@ import torch
 from transduce.runtime.machine import Machine
 from transduce.training.precautions import Precautions
 from transduce.training.processes import Processes
+from transduce.training.settings import Kernels
 from transduce.training.surroundings import Surroundings
 
 
-def surroundings_of(machine: Machine) -> Surroundings:
+def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
     """What decides the order in which this machine adds up numbers."""
     on_gpu = machine.device.startswith("cuda")
     bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
@@ -24,6 +25,7 @@ def surroundings_of(machine: Machine) -> Surroundings:
         instructions=" ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *bfloat16]),
         threads=machine.threads,
         torch=str(torch.__version__),
+        kernels=kernels,
     )
 
 
@@ -38,7 +40,12 @@ def share_of_machine(machine: Machine, processes: Processes, *, threads_said: bo
 
 
 def take_precautions(
-    machine: Machine, largest: Sequence[Any], describe: Callable[[Any], dict[str, Any]], processes: int = 1
+    machine: Machine,
+    largest: Sequence[Any],
+    describe: Callable[[Any], dict[str, Any]],
+    processes: int = 1,
+    *,
+    kernels: Kernels = "torch",
 ) -> Precautions:
     """The largest batches, a readable form of each batch, and the machine's part in the bits.
 
@@ -47,7 +54,7 @@ def take_precautions(
     return Precautions(
         largest=[_share(batch, processes) for batch in largest],
         describe=describe,
-        surroundings=surroundings_of(machine),
+        surroundings=surroundings_of(machine, kernels),
     )
 
 

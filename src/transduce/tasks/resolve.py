@@ -19,6 +19,7 @@ from transduce.training.choices import (
     CorpusSize,
     choose_average_decay,
     choose_compile,
+    choose_kernels,
     choose_label_smoothing,
     choose_patience,
     choose_preset_in_time,
@@ -26,7 +27,7 @@ from transduce.training.choices import (
     choose_warmup_steps,
 )
 from transduce.training.lora import usual_alpha
-from transduce.training.settings import ResolvedTraining, TrainingSettings
+from transduce.training.settings import Kernels, ResolvedTraining, TrainingSettings
 
 _MAY_CHANGE = ("dropout", "attention_dropout", "activation_dropout")
 MOST_CHARACTERS = 40_000
@@ -228,6 +229,7 @@ def resolve_training(
             kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
         ),
         compile=_resolve_compile(said.compile, machine.device, account),
+        kernels=_resolve_kernels(said.kernels, machine.device, account),
         sharded=said.sharded,
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         report_every=said.report_every,
@@ -250,6 +252,16 @@ def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:
         return False  # the rule, which is not worth a line of everybody's account
     compiled: bool = account.take("training.compile", said, choose_compile(device))
     return compiled
+
+
+def _resolve_kernels(said: Kernels | None, device: str, account: Account) -> Kernels:
+    choice = choose_kernels(device)
+    if said == "native" and choice.value != "native":
+        raise TransduceError(f"`training.kernels` is native, but {choice.reason}: set it to torch.")
+    if said is None and device != "cpu":
+        return choice.value
+    kernels: Kernels = account.take("training.kernels", said, choice)
+    return kernels
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:

@@ -21,6 +21,7 @@ _CHANGEABLE = {
         "steps",
         "learning_rate",
         "compile",
+        "kernels",
         "sharded",
         "report_every",
         "validate_every",

@@ -14,6 +14,8 @@ from torch import Tensor
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
+from transduce.model.fast import kernels_of_training
+from transduce.model.fused import training_with
 from transduce.runtime.folder import WEIGHTS, write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.beginning import (
@@ -291,7 +293,11 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         keep_model=writer.write,
         display=run.display,
         precautions=take_precautions(
-            run.machine, run.kind.largest(corpus, resolved), corpus.describe, run.processes.count
+            run.machine,
+            run.kind.largest(corpus, resolved),
+            corpus.describe,
+            run.processes.count,
+            kernels=training.kernels,
         ),
     )
     if run.request.resume:
@@ -304,7 +310,8 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     learning, whole = count_parameters(model)
     beside = f" beside a model of {whole:,}" if learning < whole else ""
     run.display.say(f"Training {learning:,} parameters{beside} on {run.kind.describe_size(corpus)}.")
-    return trainer.run()
+    with training_with(kernels_of_training(training.kernels)):
+        return trainer.run()
 
 
 def _place(run: Run) -> Place:

@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from transduce.model.fast import has_kernels
 from transduce.training.schedule import ScheduleName, paper_peak
-from transduce.training.settings import BestBy
+from transduce.training.settings import BestBy, Kernels
 
 T = TypeVar("T")
 
@@ -249,6 +250,17 @@ def choose_compile(device: str) -> Choice[bool]:
     if importlib.util.find_spec("triton") is None:
         return Choice(value=False, reason="the package triton is not installed")
     return Choice(value=True, reason="fewer kernels, after a longer first step")
+
+
+def choose_kernels(device: str) -> Choice[Kernels]:
+    """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor."""
+    if device != "cpu":
+        return Choice("torch", "ours are for processors")
+    if importlib.util.find_spec("llvmlite") is None:
+        return Choice("torch", "the package llvmlite is not installed (the extra `fast`): a step takes longer without")
+    if not has_kernels():
+        return Choice("torch", "there are none of our own for this processor")
+    return Choice("native", "written for this processor: fewer passes over what lies between the products")
 
 
 def choose_best_by(translated: int) -> Choice[BestBy]:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.model.fused import training_kernels
+
 # Logits at a time. With their softmax 8 MB in bfloat16 stay in a processor's cache; a GPU wants large products.
 _CHUNK_ELEMENTS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 1 << 27
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
@@ -81,10 +83,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
             chunk = torch.mm(x, weight.t(), out=logits[: len(x)])
             at_label = chunk.gather(1, chosen).to(sums)
-            probabilities = chunk.softmax(dim=-1)  # (rows, V)
-            log_probability = probabilities.gather(1, chosen).to(sums).clamp_min(_TINY).log()
-            likelihood -= log_probability.sum()
-            log_normalizer += (at_label - log_probability).sum()
+            probabilities, normalizers = _softmax(chunk, at_label, chosen)
+            likelihood += (normalizers - at_label).sum()
+            log_normalizer += normalizers.sum()
             if hidden_gradient is not None:
                 torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
             if weight_gradient is not None:
@@ -112,6 +113,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, (N, V), perhaps where the logits stood, and each row's log-normaliser, (N, 1)."""
+    kernels = training_kernels()
+    if kernels is not None and kernels.suits_logits(logits):
+        return logits, kernels.softmax_(logits)[:, None]
+    probabilities = logits.softmax(dim=-1)
+    log_probability = probabilities.gather(1, labels).to(at_label.dtype).clamp_min(_TINY).log()
+    return probabilities, at_label - log_probability
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

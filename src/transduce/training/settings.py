@@ -8,6 +8,7 @@ from transduce.errors import TransduceError
 from transduce.training.schedule import ScheduleName
 
 Precision = Literal["fp32", "bf16"]
+Kernels = Literal["native", "torch"]
 BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1", "skill"]
 # What LoRA can adapt in a layer.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
@@ -40,6 +41,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     precision: Precision | None = None
     # Layers are compiled before training (on a GPU).
     compile: bool | None = None
+    # What PyTorch takes several passes for is done in one (on a CPU): by machine code of our own, or not.
+    kernels: Kernels | None = None
     # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
     # fit. Otherwise each holds all.
     sharded: bool = False
@@ -140,6 +143,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     label_smoothing: float
     precision: Precision
     compile: bool = False
+    kernels: Kernels = "torch"
     sharded: bool = False
     average_decay: float
     report_every: int

@@ -15,6 +15,8 @@ class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     threads: int
     torch: str
     """PyTorch's version."""
+    kernels: str = "torch"
+    """Whose kernels a step uses where there is a choice: "torch" or "native"."""
 
 
 def differences(before: Surroundings, now: Surroundings) -> Iterator[str]:

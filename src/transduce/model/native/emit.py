@@ -125,9 +125,12 @@ class Emitter:
             total = self.build.add(total, self.number(value))
         return total
 
-    def times(self, one: Value | int, other: Value | int) -> Value:
-        """Of numbers of 64 bits."""
-        return self.build.mul(self.number(one), self.number(other))
+    def times(self, *values: Value | int) -> Value:
+        """The product of numbers of 64 bits."""
+        product = self.number(values[0])
+        for value in values[1:]:
+            product = self.build.mul(product, self.number(value))
+        return product
 
     def share(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
         """A thread's part of so many things: the first one, and the one after the last."""
@@ -168,7 +171,7 @@ class Emitter:
 
     def load(self, place: Value, kind: Any = F32) -> Value:
         """What stands there; vectors need not be aligned."""
-        return self.build.load(place, typ=kind, align=4 if kind != I8 else 1)
+        return self.build.load(place, typ=kind, align=_alignment(kind))
 
     def load_floats(self, place: Value, index: Value | int = 0) -> Value:
         """A vector of floats from an array's element of this number on."""
@@ -176,7 +179,46 @@ class Emitter:
 
     def store(self, value: Value, place: Value) -> None:
         """Puts it there; vectors need not be aligned."""
-        self.build.store(value, place, align=1 if value.type in (I8, ir.VectorType(I8, self.lanes)) else 4)
+        self.build.store(value, place, align=_alignment(value.type))
+
+    def load_wide(self, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None) -> Value:
+        """A vector of floats from an array of float32 (F32) or of bfloat16 (I16); only what is inside is read."""
+        elements = ir.VectorType(kind, self.lanes)
+        at = self.at(place, index, kind)
+        found = self.load(at, elements) if inside is None else self._load_inside(at, elements, inside)
+        if kind == F32:
+            return found
+        bits = self.build.shl(self.build.zext(found, self.ints), self.all_ints(16))
+        return self.build.bitcast(bits, self.floats)
+
+    def store_narrow(
+        self, values: Value, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None
+    ) -> None:
+        """A vector of floats into such an array, rounded to the nearest, and to even between two; NaN remains NaN."""
+        at = self.at(place, index, kind)
+        values = values if kind == F32 else self._round(values)
+        if inside is None:
+            self.store(values, at)
+        else:
+            name = f"llvm.masked.store.v{self.lanes}{'f32' if kind == F32 else 'i16'}.p0"
+            self.intrinsic(name, VOID, values, at, inside)
+
+    def _load_inside(self, at: Value, elements: Any, inside: Value) -> Value:
+        name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
+        return self.intrinsic(name, elements, at, inside, ir.Constant(elements, None))
+
+    def _round(self, values: Value) -> Value:
+        """To bfloat16."""
+        bits = self.build.bitcast(values, self.ints)
+        odd = self.build.and_(self.build.lshr(bits, self.all_ints(16)), self.all_ints(1))
+        rounded = self.build.add(self.build.add(bits, self.all_ints(0x7FFF)), odd)
+        is_nan = self.build.fcmp_unordered("uno", values, values)
+        rounded = self.build.select(is_nan, self.all_ints(0x7FC00000), rounded)
+        return self.build.trunc(self.build.lshr(rounded, self.all_ints(16)), ir.VectorType(I16, self.lanes))
+
+    def all_ints(self, number: int) -> Value:
+        """A vector whose elements are all this number, of 32 bits."""
+        return ir.Constant(self.ints, [number] * self.lanes)
 
     def copy(self, source: Value, target: Value, count: Value) -> None:
         """So many numbers of 32 bits from one place to another."""
@@ -193,3 +235,9 @@ class Emitter:
     def get(self, place: Value, like: Value) -> Value:
         """What a variable holds, which is of this one's type."""
         return self.build.load(place, typ=like.type)
+
+
+def _alignment(kind: Any) -> int:
+    """In bytes: arrays begin anywhere among their elements."""
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return {I8: 1, I16: 2}.get(element, 4)

@@ -67,6 +67,13 @@ def find_tile() -> Tile | None:
     return None
 
 
+def own_tile() -> Tile:
+    """The same, where it is known that there is one."""
+    tile = find_tile()
+    assert tile is not None, "asked for kernels of a processor that has none"
+    return tile
+
+
 def new_emitter(name: str, tile: Tile) -> Emitter:
     """For programs on one thread or, where there is a way, on several."""
     return Emitter(name, tile.lanes, threaded=find_threading() is not None)

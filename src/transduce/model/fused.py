@@ -1,0 +1,70 @@
+"""Which kernels of our own a process trains with: each does in one pass what PyTorch takes several for.
+
+They are installed by whoever trains, and used by the bricks for whatever they suit; everything works without them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+
+class TrainingKernels(Protocol):
+    """What bricks may ask for, in training and in validation."""
+
+    def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
+        """Whether `attend` takes heads of this width with so many keys, in x's kind of numbers, on its device."""
+
+    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+        """Scaled dot-product attention, equation (1), of all heads side by side.
+
+        Args:
+            projected: queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K).
+            memory: its keys and values, (B, L, 2 × H × K).
+            lengths: how many keys of each sentence there are, at least one, int64, (B,); None: as many as there are
+                queries, and none sees what follows it.
+            num_heads: H.
+
+        Returns:
+            (B, Q, H × K).
+        """
+
+    def suits_rows(self, x: Tensor) -> bool:
+        """Whether the other kernels take rows of this width, in x's kind of numbers, on its device."""
+
+    def drop_and_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        """residual + dropout(x), where so many of 256 elements are dropped (section 5.4); x's shape and dtype."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        """(x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
+
+    def suits_logits(self, logits: Tensor) -> bool:
+        """Whether `softmax_` takes them."""
+
+    def softmax_(self, logits: Tensor) -> Tensor:
+        """Logits of rows, (N, V), become their softmax where they stand; gives their normalisers, float32, (N,).
+
+        The normaliser of a row is the logarithm of the sum of its exponentials.
+        """
+
+
+class _Kernels:
+    """Those in use, by the whole process."""
+
+    training: TrainingKernels | None = None
+
+
+@contextmanager
+def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
+    """In the body of `with`, bricks use these kernels; None: PyTorch's operations alone."""
+    before, _Kernels.training = _Kernels.training, kernels
+    try:
+        yield
+    finally:
+        _Kernels.training = before
+
+
+def training_kernels() -> TrainingKernels | None:
+    """Those in use."""
+    return _Kernels.training

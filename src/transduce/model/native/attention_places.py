@@ -1,0 +1,62 @@
+"""What the programs of `attention.py` are given, and what they are written for.
+
+Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
+"""
+
+from typing import Any, NamedTuple
+
+
+class AttentionPlaces(NamedTuple):
+    """The numbers that both programs are given: addresses, where nothing else is said. Strides count elements."""
+
+    queries: Any
+    """Of the first head: a sentence's query, H × K next to one another; as keys and values."""
+    keys: Any
+    values: Any
+    query_stride: Any
+    """A number: from one query to the next."""
+    key_stride: Any
+    """A number: from one key to the next, and from one value to the next."""
+    batch: Any
+    """A number: B."""
+    heads: Any
+    """A number: H."""
+    num_queries: Any
+    """A number: Q."""
+    num_keys: Any
+    """A number: L."""
+    lengths: Any
+    """How many keys of each sentence there are, int64, (B,); 0 where all are and no query sees what follows it."""
+    context: Any
+    """The result, (B, Q, H × K); for the gradient, the gradient by it."""
+    sums: Any
+    """float32, (B, H, Q, 2): of each query's scores, the greatest and one over the sum of the exponentials."""
+    query_gradient: Any
+    """As the queries, with their strides; and so on. Written by the gradient's program alone."""
+    key_gradient: Any
+    value_gradient: Any
+    room: Any
+    """float32: room for the next number, for each thread."""
+    own_room: Any
+    """A number: see `room_to_attend`."""
+
+
+class AttentionShape(NamedTuple):
+    """What the programs are written for."""
+
+    width: int
+    """K, a multiple of the lanes."""
+    kind: Any
+    """Of elements: F32, or I16 for bfloat16."""
+    lanes: int
+
+    @property
+    def together(self) -> int:
+        """Queries that share what is loaded: as many as there are registers for."""
+        return 4 if self.lanes == 16 else 2
+
+
+def room_to_attend(shape: AttentionShape, num_keys: int) -> int:
+    """How many numbers of room each thread needs."""
+    filled = -(-num_keys // shape.lanes) * shape.lanes
+    return 6 * filled * shape.width + shape.together * (2 * shape.width + 2 * filled)

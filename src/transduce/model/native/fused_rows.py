@@ -1,0 +1,130 @@
+"""Dropout, LayerNorm and softmax in machine code, as PyTorch's automatic differentiation sees them.
+
+Legend: N rows, D model width, V vocabulary.
+"""
+
+import struct
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.model.native.emit import F32, I16
+from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
+from transduce.model.native.products import Tile
+from transduce.model.native.training_rows import DropPlaces, NormPlaces, RowWriter, SoftmaxPlaces
+
+KINDS = {torch.float32: F32, torch.bfloat16: I16}
+
+
+def suits_rows(x: Tensor) -> bool:
+    """See `fused.TrainingKernels`."""
+    tile = find_tile()
+    return tile is not None and x.shape[-1] % tile.lanes == 0 and suits_logits(x)
+
+
+def suits_logits(logits: Tensor) -> bool:
+    """See `fused.TrainingKernels`."""
+    kind_fits = logits.device.type == "cpu" and logits.dtype in KINDS and find_tile() is not None
+    return kind_fits and logits.is_contiguous() and logits.numel() > 0
+
+
+def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    found: Tensor = _DropAndAdd.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
+    return found
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    found: Tensor = _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-untyped-call]
+    return found
+
+
+def softmax_(logits: Tensor) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    rows, width = logits.shape
+    normalizers = torch.empty(rows)
+    room = torch.empty(torch.get_num_threads(), width + own_tile().lanes)
+    places = SoftmaxPlaces(logits.data_ptr(), rows, width, normalizers.data_ptr(), room.data_ptr())
+    _programs(logits.dtype)["softmax"].run(*places)
+    return normalizers
+
+
+class _DropAndAdd(torch.autograd.Function):
+    """Which elements are dropped is known by a seed, which the gradient takes up again: no mask is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        ctx.seed, ctx.drop_of_256 = seed, drop_of_256
+        return _drop(x, None if residual is None else residual.contiguous(), seed, drop_of_256)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        gradient = gradients[0].contiguous()
+        by_residual = gradient if ctx.needs_input_grad[0] else None
+        return by_residual, _drop(gradient, None, ctx.seed, ctx.drop_of_256), None
+
+
+def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
+    out = torch.empty_like(x)
+    added = 0 if residual is None else residual.data_ptr()
+    _programs(x.dtype)["drop"].run(*DropPlaces(x.data_ptr(), added, out.data_ptr(), x.numel(), seed, drop_of_256))
+    return out
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2)
+        _run_norm("norm", (x, weight, bias), epsilon, sums, out)
+        ctx.save_for_backward(x, weight, bias, sums)
+        ctx.epsilon = epsilon
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, bias, sums = ctx.saved_tensors
+        out = torch.empty_like(x)
+        shares = torch.zeros(torch.get_num_threads(), 2, x.shape[-1])
+        _run_norm("norm_back", (x, weight, bias), ctx.epsilon, sums, out, (gradients[0].contiguous(), shares))
+        by_weight, by_bias = shares.sum(dim=0).to(weight.dtype)
+        return out, by_weight, by_bias, None
+
+
+def _run_norm(
+    name: str,
+    given: tuple[Tensor, Tensor, Tensor],
+    epsilon: float,
+    sums: Tensor,
+    out: Tensor,
+    back: tuple[Tensor, ...] = (),
+) -> None:
+    x, weight, bias = given
+    gradient, shares = (each.data_ptr() for each in back) if back else (0, 0)
+    places = NormPlaces(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=bias.data_ptr(),
+        rows=len(sums),
+        width=x.shape[-1],
+        epsilon=struct.unpack("<i", struct.pack("<f", epsilon))[0],
+        sums=sums.data_ptr(),
+        out=out.data_ptr(),
+        gradient=gradient,
+        by_weights=shares,
+    )
+    _programs(x.dtype)[name].run(*places)
+
+
+@cache
+def _programs_of(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+    k = new_emitter("rows", tile)
+    RowWriter(k, KINDS[dtype]).write()
+    return compile_programs(k, RowWriter.names)
+
+
+def _programs(dtype: torch.dtype) -> dict[str, Program]:
+    return _programs_of(dtype, own_tile())

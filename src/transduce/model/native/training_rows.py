@@ -1,0 +1,255 @@
+"""What training does with each row or element by itself: dropout, LayerNorm and its gradient, softmax.
+
+Legend: N rows, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import F32, I32, Emitter, Value
+from transduce.model.native.engine import program
+from transduce.model.native.rows import exponential
+
+_NEVER = float("-inf")
+_VECTORS = 4  # at a time
+# The rounds of a hash of 32 bits: shift right and exclude, then multiply (none the last time).
+_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
+
+
+class DropPlaces(NamedTuple):
+    """The numbers of `drop`: out = residual + x / kept share, where an element is kept."""
+
+    x: Any
+    residual: Any
+    """0: there is none. It may be where x is, as may the result."""
+    out: Any
+    count: Any
+    """A number, a multiple of the lanes: elements."""
+    seed: Any
+    """A number of 64 bits."""
+    drop_of_256: Any
+    """A number: so many of 256 are dropped."""
+
+
+class NormPlaces(NamedTuple):
+    """The numbers of `norm` and `norm_back`."""
+
+    x: Any
+    """(N, D)."""
+    weight: Any
+    """(D,)."""
+    bias: Any
+    """(D,)."""
+    rows: Any
+    """A number: N."""
+    width: Any
+    """A number: D, a multiple of the lanes."""
+    epsilon: Any
+    """A number: the bits of a float32."""
+    sums: Any
+    """float32, (N, 2): each row's mean, and one over its deviation."""
+    out: Any
+    """(N, D): the result, or the gradient by x."""
+    gradient: Any
+    """(N, D): by the result. For `norm_back` alone, as the next."""
+    by_weights: Any
+    """float32, (threads, 2, D), zero at first: each thread's share of the gradients by weight and bias."""
+
+
+class SoftmaxPlaces(NamedTuple):
+    """The numbers of `softmax`: rows of logits become probabilities where they stand."""
+
+    logits: Any
+    """(N, V)."""
+    rows: Any
+    """A number: N."""
+    width: Any
+    """A number: V."""
+    normalizers: Any
+    """float32, (N,): the logarithm of the sum of each row's exponentials."""
+    room: Any
+    """float32, (threads, V + lanes)."""
+
+
+class RowWriter:
+    """Writes the programs `drop`, `norm`, `norm_back` and `softmax`."""
+
+    names = ("drop", "norm", "norm_back", "softmax")
+
+    def __init__(self, k: Emitter, kind: Any) -> None:
+        """Of elements F32, or I16 for bfloat16."""
+        self.k = k
+        self.kind = kind
+
+    def write(self) -> None:
+        """All."""
+        k = self.k
+        with program(k, "drop", len(DropPlaces._fields)) as (numbers, *share):
+            self._drop(DropPlaces(*numbers), *share)
+        for name, work in (("norm", self._norm), ("norm_back", self._norm_back)):
+            with program(k, name, len(NormPlaces._fields)) as (numbers, *share):
+                given = NormPlaces(*numbers)
+                first, last = k.share(given.rows, *share)
+                with k.loop(first, last) as row:
+                    work(given, row, share[0])
+        with program(k, "softmax", len(SoftmaxPlaces._fields)) as (numbers, *share):
+            softmax = SoftmaxPlaces(*numbers)
+            room = k.at(k.place(softmax.room), k.times(share[0], k.sum_of(softmax.width, k.lanes)))
+            first, last = k.share(softmax.rows, *share)
+            with k.loop(first, last) as row:
+                self._softmax(softmax, row, room)
+
+    def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
+        k = self.k
+        return k.load_wide(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
+
+    def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
+        k = self.k
+        k.store_narrow(values, k.place(address), k.sum_of(k.times(row, width), column), self.kind)
+
+    # --- dropout -----------------------------------------------------------------------------------------------------
+
+    def _drop(self, given: DropPlaces, thread: Value, threads: Value) -> None:
+        k = self.k
+        kept = k.build.sitofp(k.build.sub(k.number(256), given.drop_of_256), F32)
+        scale = k.splat(k.build.fdiv(k.real(256.0), kept))
+        dropped = k.splat(k.build.trunc(given.drop_of_256, I32))
+        first, last = k.share(k.build.sdiv(given.count, k.number(k.lanes)), thread, threads)
+        with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
+            byte = self._random_bytes(number, given.seed)
+            value = k.build.fmul(k.load_wide(k.place(given.x), number, self.kind), scale)
+            value = k.build.select(k.build.icmp_signed(">=", byte, dropped), value, k.splat(0.0))
+            result = k.variable(value)
+            with k.where(k.build.icmp_signed("!=", given.residual, k.number(0))):
+                k.store(k.build.fadd(value, k.load_wide(k.place(given.residual), number, self.kind)), result)
+            k.store_narrow(k.get(result, value), k.place(given.out), number, self.kind)
+
+    def _random_bytes(self, number: Value, seed: Value) -> Value:
+        """Of as many elements as there are lanes, from this one on: a hash of the element's number and the seed."""
+        k = self.k
+        lanes = ir.Constant(k.ints, list(range(k.lanes)))
+        low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.number(32))))
+        bits = k.build.add(k.build.add(k.splat(k.build.trunc(number, I32)), lanes), low)
+        for shift, factor in _ROUNDS:
+            bits = k.build.xor(bits, k.build.lshr(bits, k.all_ints(shift)))
+            bits = k.build.xor(k.build.mul(bits, k.all_ints(factor)), high)
+        return k.build.lshr(bits, k.all_ints(24))
+
+    # --- LayerNorm ---------------------------------------------------------------------------------------------------
+
+    def _norm(self, given: NormPlaces, row: Value, _thread: Value) -> None:
+        k, width = self.k, given.width
+
+        def own(column: Value) -> Value:
+            return self._load(given.x, row, width, column)
+
+        (mean,) = self._means(width, lambda column: [own(column)])
+        spread = k.splat(mean)
+        (variance,) = self._means(width, lambda column: [self._square(k.build.fsub(own(column), spread))])
+        epsilon = k.build.bitcast(k.build.trunc(given.epsilon, I32), F32)
+        root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
+        inverse = k.build.fdiv(k.real(1.0), root)
+        sums = k.at(k.place(given.sums), k.times(row, 2))
+        k.store(mean, k.at(sums, 0))
+        k.store(inverse, k.at(sums, 1))
+        scale = k.splat(inverse)
+        with k.loop(0, width, k.lanes) as column:
+            moved = k.build.fmul(k.build.fsub(own(column), spread), scale)
+            weight, bias = (k.load_wide(k.place(each), column, self.kind) for each in (given.weight, given.bias))
+            self._store(k.madd(moved, weight, bias), given.out, row, width, column)
+
+    def _norm_back(self, given: NormPlaces, row: Value, thread: Value) -> None:
+        """By x: (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalised row."""
+        k, width = self.k, given.width
+        sums = k.at(k.place(given.sums), k.times(row, 2))
+        mean, inverse = (k.splat(k.load(k.at(sums, number))) for number in range(2))
+        shares = k.at(k.place(given.by_weights), k.times(thread, 2, width))
+
+        def normalized(column: Value) -> Value:
+            return k.build.fmul(k.build.fsub(self._load(given.x, row, width, column), mean), inverse)
+
+        def weighted(column: Value) -> Value:
+            weight = k.load_wide(k.place(given.weight), column, self.kind)
+            return k.build.fmul(self._load(given.gradient, row, width, column), weight)
+
+        def both(column: Value) -> list[Value]:
+            gradient, x = self._load(given.gradient, row, width, column), normalized(column)
+            for place, term in ((column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)):
+                k.store(k.build.fadd(k.load_floats(shares, place), term), k.at(shares, place))
+            own = weighted(column)
+            return [own, k.build.fmul(own, x)]
+
+        level, tilt = (k.splat(each) for each in self._means(width, both, 2))
+        with k.loop(0, width, k.lanes) as column:
+            rest = k.build.fsub(weighted(column), level)
+            rest = k.build.fsub(rest, k.build.fmul(normalized(column), tilt))
+            self._store(k.build.fmul(rest, inverse), given.out, row, width, column)
+
+    def _means(self, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
+        """Over a row, of what stands in each column."""
+        k = self.k
+        totals = [k.variable(k.splat(0.0)) for _ in range(count)]
+        with k.loop(0, width, k.lanes) as column:
+            for total, term in zip(totals, terms(column), strict=True):
+                k.store(k.build.fadd(k.get(total, term), term), total)
+        number = k.build.sitofp(width, F32)
+        return [k.build.fdiv(k.total(k.get(total, k.splat(0.0))), number) for total in totals]
+
+    def _square(self, value: Value) -> Value:
+        return self.k.build.fmul(value, value)
+
+    # --- softmax -----------------------------------------------------------------------------------------------------
+
+    def _softmax(self, given: SoftmaxPlaces, row: Value, room: Value) -> None:
+        k, width = self.k, given.width
+        most = [k.variable(k.splat(_NEVER)) for _ in range(_VECTORS)]
+        for column, inside, number in self._vectors(width):
+            value = self._logits(given, row, column, inside)
+            known = k.get(most[number], value)
+            k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most[number])
+        greatest = k.greatest(self._join(most, lambda a, b: k.build.select(k.build.fcmp_ordered(">", a, b), a, b)))
+        totals = [k.variable(k.splat(0.0)) for _ in range(_VECTORS)]
+        for column, inside, number in self._vectors(width):
+            value = self._logits(given, row, column, inside)
+            value = exponential(k, k.build.fsub(value, k.splat(greatest)))
+            if inside is not None:
+                value = k.build.select(inside, value, k.splat(0.0))
+            k.store(value, k.at(room, column))
+            k.store(k.build.fadd(k.get(totals[number], value), value), totals[number])
+        total = k.total(self._join(totals, k.build.fadd))
+        logarithm = k.intrinsic("llvm.log.f32", F32, total)
+        k.store(k.build.fadd(greatest, logarithm), k.at(k.place(given.normalizers), row))
+        scale = k.splat(k.build.fdiv(k.real(1.0), total))
+        for column, inside, _ in self._vectors(width):
+            value = k.build.fmul(k.load_floats(room, column), scale)
+            place = k.sum_of(k.times(row, width), column)
+            k.store_narrow(value, k.place(given.logits), place, self.kind, inside=inside)
+
+    def _logits(self, given: SoftmaxPlaces, row: Value, column: Value, inside: Value | None) -> Value:
+        k = self.k
+        place = k.sum_of(k.times(row, given.width), column)
+        value = k.load_wide(k.place(given.logits), place, self.kind, inside=inside)
+        return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
+
+    def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
+        """A row's columns: several vectors at a time, then the rest, and the last ones with what is inside the row."""
+        k = self.k
+        block = k.lanes * _VECTORS
+        many, whole = (k.times(k.build.sdiv(width, k.number(size)), size) for size in (block, k.lanes))
+        with k.loop(0, many, block) as start:
+            for number in range(_VECTORS):
+                yield k.sum_of(start, number * k.lanes), None, number
+        with k.loop(many, whole, k.lanes) as column:
+            yield column, None, 0
+        with k.where(k.build.icmp_signed("<", whole, width)):
+            left = k.splat(k.build.trunc(k.build.sub(width, whole), I32))
+            yield whole, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), left), 0
+
+    def _join(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
+        k = self.k
+        values = [k.get(each, k.splat(0.0)) for each in variables]
+        while len(values) > 1:
+            values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
+        return values[0]

@@ -1,0 +1,211 @@
+"""Kernels that training uses are the same functions, with the same gradients, as PyTorch's operations."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.model.config import ModelConfig
+from transduce.model.fused import training_kernels, training_with
+from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
+from transduce.model.native.engine import find_tile
+from transduce.model.native.products import NARROW, WIDE
+from transduce.model.native.training import NativeTraining
+from transduce.model.transformer import Transformer
+from transduce.training.loss import projected_cross_entropy
+
+BEST = find_tile()
+if BEST is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+TILES = [BEST, NARROW] if BEST.lanes == WIDE.lanes else [BEST]
+
+KERNELS = NativeTraining()
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+PAD = 0
+
+
+@pytest.fixture(autouse=True, params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
+def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("engine", "fused_attention", "fused_rows"):
+        monkeypatch.setattr(f"transduce.model.native.{module}.find_tile", lambda: request.param)
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    """Up to the rounding of the found one's dtype, beside the largest wanted."""
+    error = (found.double() - wanted.double()).abs().max()
+    assert error <= TOLERANCE[found.dtype] * wanted.abs().max().clamp_min(1.0), float(error)
+
+
+def attend_plainly(projected: Tensor, memory: Tensor | None, allowed: Tensor, heads: int) -> Tensor:
+    """Equation (1), one operation at a time."""
+    given = projected.chunk(3, -1) if memory is None else (projected, *memory.chunk(2, -1))
+    query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in given)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(~allowed, -math.inf).softmax(-1)
+    context: Tensor = (weights @ value).transpose(1, 2).flatten(2)
+    return context
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("batch", "queries", "keys", "heads", "width"),
+    [(3, 7, 7, 4, 32), (2, 1, 1, 2, 16), (5, 33, 33, 3, 64), (1, 18, 18, 1, 128), (4, 9, 40, 2, 32), (2, 3, 1, 1, 48)],
+)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["lengths", "look-ahead"])
+def test_attention(
+    dtype: torch.dtype, batch: int, queries: int, keys: int, heads: int, width: int, is_causal: bool
+) -> None:
+    torch.manual_seed(3)
+    own = queries == keys
+    if is_causal and not own:
+        pytest.skip("only a sentence looks ahead into itself")
+    inner = heads * width
+    projected = torch.randn(batch, queries, 3 * inner if own else inner).to(dtype).requires_grad_()
+    memory = None if own else torch.randn(batch, keys, 2 * inner).to(dtype).requires_grad_()
+    lengths = None if is_causal else torch.randint(1, keys + 1, (batch,))
+    if lengths is None:
+        allowed = torch.ones(keys, keys, dtype=torch.bool).tril()
+    else:
+        allowed = (torch.arange(keys) < lengths[:, None])[:, None, None]
+    assert KERNELS.suits_attention(projected, keys, width)
+    found = KERNELS.attend(projected, memory, lengths, heads)
+    slope = torch.randn_like(found)
+    learning = [x for x in (projected, memory) if x is not None]
+    gradients = torch.autograd.grad(found, learning, slope)
+    wide = [x.detach().double().requires_grad_() for x in learning]
+    wanted = attend_plainly(wide[0], wide[1] if memory is not None else None, allowed, heads)
+    assert_near(found, wanted)
+    for gradient, known in zip(gradients, torch.autograd.grad(wanted, wide, slope.double()), strict=True):
+        assert_near(gradient, known)
+
+
+def test_attention_of_large_scores_is_finite() -> None:
+    projected = torch.randn(2, 20, 3 * 32) * 100
+    found = KERNELS.attend(projected, None, torch.tensor([20, 3]), 1)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize(("width", "keys"), [(20, 10), (144, 10), (32, 257)])
+def test_attention_that_does_not_suit(width: int, keys: int) -> None:
+    assert not KERNELS.suits_attention(torch.zeros(1, keys, width), keys, width)
+    assert not KERNELS.suits_attention(torch.zeros(1, 5, 32, dtype=torch.float64), 5, 32)
+
+
+def test_masks_that_lengths_describe() -> None:
+    ids = torch.tensor([[5, 6, 7], [5, 6, PAD], [5, PAD, PAD]])
+    lengths = padding_mask(ids, PAD).lengths
+    assert lengths is not None
+    assert lengths.tolist() == [3, 2, 1]
+    assert padding_mask(torch.tensor([[PAD, 5]]), PAD).lengths is None  # padded at the left
+    assert padding_mask(torch.tensor([[5, 5], [PAD, PAD]]), PAD).lengths is None  # nothing to attend to
+    assert look_ahead_mask(3).lengths is None
+    assert AttentionMask(torch.ones(2, 1, 3, 3, dtype=torch.bool)).lengths is None
+    assert BiasedMask(torch.ones(2, 1, 1, 3, dtype=torch.bool), torch.zeros(2, 1, 3, 3)).lengths is None
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [16, 48, 128])
+def test_layer_norm(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(4)
+    given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,), (width,))]
+    x, weight, bias = given
+    assert KERNELS.suits_rows(x)
+    found = KERNELS.layer_norm(x, weight, bias, 1e-5)
+    slope = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, given, slope)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    wanted = F.layer_norm(wide[0], (width,), wide[1], wide[2], 1e-5)
+    assert_near(found, wanted)
+    for gradient, known in zip(gradients, torch.autograd.grad(wanted, wide, slope.double()), strict=True):
+        assert_near(gradient, known)
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 7, 64, 596, 8000, 8005])
+def test_softmax(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(5)
+    logits = (torch.randn(9, width) * 4).to(dtype)
+    logits[0] += 1000
+    wide = logits.double()
+    assert KERNELS.suits_logits(logits)
+    normalizers = KERNELS.softmax_(logits)
+    assert_near(normalizers, wide.logsumexp(-1))
+    assert_near(logits, wide.softmax(-1))
+
+
+@DTYPES
+def test_dropout(dtype: torch.dtype) -> None:
+    residual = torch.randn(1000, 160).to(dtype).requires_grad_()
+    x = torch.ones(1000, 160).to(dtype).requires_grad_()
+    torch.manual_seed(6)
+    found = KERNELS.drop_and_add(residual, x, 77)
+    by_residual, by_x = torch.autograd.grad(found, (residual, x), torch.ones_like(found))
+    kept = by_x != 0
+    scale = 256 / (256 - 77)
+    assert_near(found, residual.double() + torch.where(kept, scale, 0.0))  # the same elements, forward and back
+    assert_near(by_x[kept], torch.full_like(by_x[kept], scale))
+    assert (by_residual == 1).all()
+    share = 1 - kept.double().mean()
+    assert abs(share - 77 / 256) < 4 * math.sqrt(0.3 * 0.7 / kept.numel())
+    for dim, count in ((0, 1000), (1, 160)):  # no column and no row is favoured
+        assert kept.double().mean(dim).std() < 1.3 * math.sqrt(0.3 * 0.7 / count)
+    torch.manual_seed(6)
+    assert torch.equal(KERNELS.drop_and_add(residual, x, 77), found)
+    assert not torch.equal(KERNELS.drop_and_add(residual, x, 77), found)
+
+
+def test_dropout_without_a_residual() -> None:
+    found = KERNELS.drop_and_add(None, torch.ones(64, 32), 128)
+    assert set(found.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm_order": "post"}, {"norm": "rms"}, {"positions": "rotary"}], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) -> None:
+    """The loss and every parameter's gradient, with padding on both sides and nothing dropped."""
+    torch.manual_seed(7)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96, "num_heads": 2}
+    config = ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, dropout=0.0, **sizes, **settings)  # type: ignore[arg-type]
+    model = Transformer(config).train()
+    source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
+    source[1, 4:] = target[2, 2:] = config.pad_id
+
+    def learn() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        hidden = model.hidden(source, target)
+        weight = model.target_weight
+        loss = projected_cross_entropy(hidden, weight, target, pad_id=config.pad_id, label_smoothing=smoothing).total
+        loss.backward()
+        return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    plain, gradients = learn()
+    with training_with(KERNELS):
+        fused, others = learn()
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+    assert gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()), msg=name)
+
+
+def test_kernels_are_put_back() -> None:
+    before = training_kernels()
+    with training_with(KERNELS):
+        assert training_kernels() is KERNELS
+        with training_with(None):
+            assert training_kernels() is None
+        assert training_kernels() is KERNELS
+    assert training_kernels() is before
