@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 from training_settings import RATE, optimizer_settings
-from training_worker import PROCESSOR, Device, read_plan, serve
+from training_worker import CHOSEN, PROCESSOR, Device, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
 from transduce.model.transformer import Transformer
+from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
@@ -40,8 +41,8 @@ def main() -> None:
     model.train()
     if choose_compile(work.device).value:
         compile_layers(model, work.device)
-    settings = optimizer_settings(work.precision)
-    optimizer = FlatOptimizer(model, settings, DTYPES[work.precision])
+    precision = detect_machine(work.device).precision if work.precision == CHOSEN else work.precision
+    optimizer = FlatOptimizer(model, optimizer_settings(precision), DTYPES[precision])
     task = TranslationTask(model, label_smoothing=work.label_smoothing)
     batches = [
         Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum())) for s, t in pairs

@@ -28,7 +28,7 @@ import numpy as np
 from environments import peer_python
 from report import Row, data_folder, machine, parser, report
 from training_ceiling import ceiling
-from training_worker import Work
+from training_worker import CHOSEN, Work
 
 from transduce.data.batches import BatchPlan
 from transduce.data.prepared import prepare
@@ -82,9 +82,9 @@ class Contender(NamedTuple):
     attention: str = "sdpa"
 
 
-def contenders(machine_here: Machine, *, joeynmt: bool) -> list[Contender]:
+def contenders(*, joeynmt: bool) -> list[Contender]:
     """Ours as it chooses by itself, and the peers in every form."""
-    found = [Contender("transduce", "training_ours.py", machine_here.precision)]
+    found = [Contender("transduce", "training_ours.py", CHOSEN)]
     if joeynmt:
         found.append(Contender("JoeyNMT", "training_joeynmt.py", "fp32"))
     forms = [(precision, attention) for precision in ("fp32", "bf16") for attention in ("sdpa", "eager")]
@@ -275,7 +275,7 @@ def memory_rows(folder: Path, machine_here: Machine, *, quick: bool) -> list[Row
     size = SIZES["512"]
     batches = write_batches(folder, 8, vocabulary_size, size.batch_tokens)
     work = make_work(size, batches, vocabulary_size, machine_here)
-    found = [c for c in contenders(machine_here, joeynmt=False) if "pure" not in c.name]
+    found = [c for c in contenders(joeynmt=False) if "pure" not in c.name]
     peaks: dict[str, int] = {}
     for contender in found:
         worker = Worker(contender, work, {})
@@ -318,7 +318,7 @@ def main() -> int:
             batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
             joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-            measured = measure(contenders(here, joeynmt=joeynmt), work, rounds, seconds, ISA[isa])
+            measured = measure(contenders(joeynmt=joeynmt), work, rounds, seconds, ISA[isa])
             rows += speed_rows(size, isa, measured, judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)

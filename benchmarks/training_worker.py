@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+CHOSEN = "chosen"  # by what the machine, as it is shown to the worker, has
 
 
 class Work(NamedTuple):
@@ -33,7 +34,7 @@ class Work(NamedTuple):
     eos_id: int
     threads: int
     device: str
-    precision: str  # fp32, bf16 (autocast for a peer) or pure-bf16
+    precision: str  # fp32, bf16 (autocast for a peer) or pure-bf16; CHOSEN by ours
     attention: str  # sdpa or eager; ours chooses by itself
 
 
