@@ -55,7 +55,7 @@ def main() -> None:
         optimizer.step(loss.tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
-    kernels = kernels_of_training(choose_kernels(work.device).value)
+    kernels = kernels_of_training(choose_kernels(work.device, work.threads).value)
     with training_with(kernels):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 

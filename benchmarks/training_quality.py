@@ -4,9 +4,9 @@
     python benchmarks/training_quality.py --seeds 2        # one of them; a run that was cut is resumed
     python benchmarks/training_quality.py --quick          # 40 steps, one seed
 
-The fast path is what `transduce train` chooses on this machine: its precision, and kernels of our own. The plain one has
-PyTorch's kernels. Where the machine has nothing faster than float32 there is nothing to compare. The loss is that of the last validation, of the averaged weights, on all of dev; BLEU is that of its
-translations by beam search.
+The fast path is what `transduce train` chooses on this machine: its precision, and kernels of our own. The plain one
+has PyTorch's kernels. Where the machine has nothing faster than float32 there is nothing to compare. The loss is that
+of the last validation, of the averaged weights, on all of dev; BLEU is that of its translations by beam search.
 """
 
 import json

@@ -117,6 +117,18 @@ def test_masks_that_lengths_describe() -> None:
     assert BiasedMask(torch.ones(2, 1, 1, 3, dtype=torch.bool), torch.zeros(2, 1, 3, 3)).lengths is None
 
 
+def test_what_does_not_fit_is_refused() -> None:
+    queries, lengths = torch.zeros(2, 5, 32), torch.tensor([5, 5])
+    with pytest.raises(ValueError, match=r"a memory of \(2, 3, 32\)"):
+        KERNELS.attend(queries, torch.zeros(2, 3, 32), lengths, 1)
+    with pytest.raises(ValueError, match=r"lengths must be int64 of shape \(2,\)"):
+        KERNELS.attend(queries, torch.zeros(2, 3, 64), lengths[:1], 1)
+    with pytest.raises(ValueError, match=r"a residual of torch.float32 \(2, 5, 16\) cannot be added"):
+        KERNELS.drop_and_add(torch.zeros(2, 5, 16), queries, 10)
+    with pytest.raises(ValueError, match=r"torch.bfloat16 \(32,\) cannot be the weight or bias"):
+        KERNELS.layer_norm(queries, torch.ones(32, dtype=torch.bfloat16), torch.zeros(32), 1e-5)
+
+
 @DTYPES
 @pytest.mark.parametrize("width", [16, 48, 128])
 def test_layer_norm(dtype: torch.dtype, width: int) -> None:

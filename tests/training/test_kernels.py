@@ -18,33 +18,33 @@ from transduce.training.choices import choose_kernels
 
 def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    choice = choose_kernels("cpu")
+    choice = choose_kernels("cpu", 1)
     assert choice.value == "torch"
     assert "llvmlite is not installed" in choice.reason
 
 
 def test_for_an_unknown_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda: False)
-    assert choose_kernels("cpu").value == "torch"
+    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda _: False)
+    assert choose_kernels("cpu", 1).value == "torch"
 
 
 def test_on_a_gpu() -> None:
-    assert choose_kernels("cuda").value == "torch"
+    assert choose_kernels("cuda", 1).value == "torch"
     assert kernels_of_training("torch") is None
 
 
 def test_said_where_there_are_none(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda: False)
+    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda _: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
     settings = toy_settings | {"training.kernels": "native"}
-    wanted = r"`training.kernels` is native, but there are none of our own for this processor: set it to torch\."
+    wanted = r"`training.kernels` is native, but there are none of our own for this processor, or for several threads of this system: set it to torch\."
     with pytest.raises(TransduceError, match=wanted):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
 
 
-@pytest.mark.skipif(choose_kernels("cpu").value == "torch", reason="there are no kernels of our own here")
+@pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
 def test_a_run_with_ours_learns_as_with_pytorchs(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     losses = {}
     for kernels in ("native", "torch"):

@@ -123,10 +123,10 @@ class MultiHeadAttention(nn.Module):
         if kernels is None or not self._is_plain or not kernels.suits_attention(x, num_keys, self.d_k):
             return None
         lengths = None
-        if not isinstance(mask, LookAheadMask):
-            if not isinstance(mask, AttentionMask) or mask.lengths is None:
+        if memory is not None or not isinstance(mask, LookAheadMask):
+            if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
                 return None
-            lengths = mask.lengths
+            lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
             return kernels.attend(self.projection(x), None, lengths, self.num_heads)
         query, known = self._project_apart(x, memory)

@@ -38,13 +38,15 @@ class LogitState(DecodingState, Protocol):
         """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
 
 
-def has_kernels() -> bool:
-    """Whether llvmlite is installed, which writes our own kernels in machine code, and knows this processor."""
+def has_kernels(threads: int = 1) -> bool:
+    """Whether llvmlite is installed, which writes our own kernels in machine code, knows this processor, and can run
+    them on so many threads together.
+    """
     if importlib.util.find_spec("llvmlite") is None:
         return False
-    from transduce.model.native.engine import find_tile
+    from transduce.model.native.engine import find_threading, find_tile
 
-    return find_tile() is not None
+    return find_tile() is not None and (threads == 1 or find_threading() is not None)
 
 
 def product_maker(activation_levels: int) -> MakeProduct:

@@ -229,7 +229,7 @@ def resolve_training(
             kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
         ),
         compile=_resolve_compile(said.compile, machine.device, account),
-        kernels=_resolve_kernels(said.kernels, machine.device, account),
+        kernels=_resolve_kernels(said.kernels, machine, account),
         sharded=said.sharded,
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         report_every=said.report_every,
@@ -254,11 +254,11 @@ def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:
     return compiled
 
 
-def _resolve_kernels(said: Kernels | None, device: str, account: Account) -> Kernels:
-    choice = choose_kernels(device)
+def _resolve_kernels(said: Kernels | None, machine: Machine, account: Account) -> Kernels:
+    choice = choose_kernels(machine.device, machine.threads)
     if said == "native" and choice.value != "native":
         raise TransduceError(f"`training.kernels` is native, but {choice.reason}: set it to torch.")
-    if said is None and device != "cpu":
+    if said is None and machine.device != "cpu":
         return choice.value
     kernels: Kernels = account.take("training.kernels", said, choice)
     return kernels

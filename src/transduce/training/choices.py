@@ -252,14 +252,16 @@ def choose_compile(device: str) -> Choice[bool]:
     return Choice(value=True, reason="fewer kernels, after a longer first step")
 
 
-def choose_kernels(device: str) -> Choice[Kernels]:
-    """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor."""
+def choose_kernels(device: str, threads: int) -> Choice[Kernels]:
+    """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor and how to use its
+    cores together.
+    """
     if device != "cpu":
         return Choice("torch", "ours are for processors")
     if importlib.util.find_spec("llvmlite") is None:
         return Choice("torch", "the package llvmlite is not installed (the extra `fast`): a step takes longer without")
-    if not has_kernels():
-        return Choice("torch", "there are none of our own for this processor")
+    if not has_kernels(threads):
+        return Choice("torch", "there are none of our own for this processor, or for several threads of this system")
     return Choice("native", "written for this processor: fewer passes over what lies between the products")
 
 

@@ -29,8 +29,22 @@ def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
     """See `fused.TrainingKernels`."""
+    _check(projected, memory, lengths)
     found: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
     return found
+
+
+def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> None:
+    """Machine code would read beyond what does not fit."""
+    batch = len(projected)
+    if memory is not None:
+        fits = len(memory) == batch and memory.shape[2] == 2 * projected.shape[2] and memory.dtype == projected.dtype
+        if not fits or lengths is None:
+            raise ValueError(
+                f"a memory of {tuple(memory.shape)} for queries of {tuple(projected.shape)}, or no lengths"
+            )
+    if lengths is not None and (lengths.dtype != torch.int64 or lengths.shape != (batch,)):
+        raise ValueError(f"lengths must be int64 of shape ({batch},), not {lengths.dtype} of {tuple(lengths.shape)}")
 
 
 class _Attend(torch.autograd.Function):

@@ -32,12 +32,17 @@ def suits_logits(logits: Tensor) -> bool:
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
     """See `fused.TrainingKernels`."""
+    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
+        raise ValueError(f"a residual of {_describe(residual)} cannot be added to {_describe(x)}")
     found: Tensor = _DropAndAdd.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
     return found
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """See `fused.TrainingKernels`."""
+    for each in (weight, bias):
+        if (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
+            raise ValueError(f"{_describe(each)} cannot be the weight or bias of a norm of {_describe(x)}")
     found: Tensor = _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-untyped-call]
     return found
 
@@ -50,6 +55,10 @@ def softmax_(logits: Tensor) -> Tensor:
     places = SoftmaxPlaces(logits.data_ptr(), rows, width, normalizers.data_ptr(), room.data_ptr())
     _programs(logits.dtype)["softmax"].run(*places)
     return normalizers
+
+
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} {tuple(x.shape)}"
 
 
 class _DropAndAdd(torch.autograd.Function):
@@ -79,7 +88,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2)
-        _run_norm("norm", (x, weight, bias), epsilon, sums, out)
+        _run_norm("norm", (x, weight.contiguous(), bias.contiguous()), epsilon, sums, out)
         ctx.save_for_backward(x, weight, bias, sums)
         ctx.epsilon = epsilon
         return out
