@@ -54,7 +54,7 @@ $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt hatchling editables
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
 	@$(PIP) install --constraint constraints.txt --only-binary :all: llvmlite || \
-	  echo "There is no llvmlite for this system: training and decoding work without, but take longer."
+	  echo "llvmlite was not installed (see above): training and decoding take longer; try $(BIN)/python -m pip install llvmlite."
 	@touch $@
 
 $(DEV): $(CORE)

@@ -1,7 +1,9 @@
 """Kernels that training uses are the same functions, with the same gradients, as PyTorch's operations."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.fused import training_kernels, training_with
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
@@ -185,32 +188,129 @@ def test_dropout_without_a_residual() -> None:
     assert set(found.unique().tolist()) == {0.0, 2.0}
 
 
+class Counting:
+    """The kernels, and how often each was used."""
+
+    def __init__(self) -> None:
+        self.used: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        def use(*given: Any) -> Any:
+            self.used[name] += 1
+            return getattr(KERNELS, name)(*given)
+
+        return use
+
+
+# The settings; then how often attention, LayerNorm and dropout are computed by kernels in a pass of two and two layers.
+DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int]]] = [
+    ({}, (6, 12, 12)),
+    ({"norm_order": "post"}, (6, 10, 12)),
+    ({"norm": "rms"}, (6, 0, 12)),
+    ({"positions": "rotary"}, (2, 12, 12)),
+    ({"positions": "relative"}, (2, 12, 12)),
+    ({"num_key_value_heads": 1}, (0, 12, 12)),
+    ({"attention_dropout": 0.1}, (0, 12, 12)),
+    ({"d_model": 60, "num_heads": 2}, (0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("settings", "wanted"), DISPATCHED, ids=str)
+def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int]) -> None:
+    torch.manual_seed(7)
+    model = small_model(settings | {"dropout": 0.1}).train()
+    counting = Counting()
+    with training_with(counting):
+        learn(model, *batch(model.config.pad_id), 0.1)
+    assert tuple(counting.used[name] for name in ("attend", "layer_norm", "drop_and_add")) == wanted
+    assert counting.used["softmax_"] == 1
+
+
+def small_model(settings: dict[str, object]) -> Transformer:
+    """Two layers each, nothing dropped where nothing is said."""
+    sizes: dict[str, object] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
+    given = sizes | {"num_heads": 2, "dropout": 0.0} | settings
+    return Transformer(ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, **given))  # type: ignore[arg-type]
+
+
+def batch(pad_id: int) -> tuple[Tensor, Tensor]:
+    """With padding on both sides."""
+    source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
+    source[1, 4:] = target[2, 2:] = pad_id
+    return source, target
+
+
+def learn(model: Transformer, source: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and every parameter's gradient."""
+    model.zero_grad()
+    hidden = model.hidden(source, target)
+    pad_id = model.config.pad_id
+    loss = projected_cross_entropy(hidden, model.target_weight, target, pad_id=pad_id, label_smoothing=smoothing).total
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("settings", [{}, {"norm_order": "post"}, {"norm": "rms"}, {"positions": "rotary"}], ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) -> None:
-    """The loss and every parameter's gradient, with padding on both sides and nothing dropped."""
     torch.manual_seed(7)
-    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96, "num_heads": 2}
-    config = ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, dropout=0.0, **sizes, **settings)  # type: ignore[arg-type]
-    model = Transformer(config).train()
-    source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
-    source[1, 4:] = target[2, 2:] = config.pad_id
-
-    def learn() -> tuple[Tensor, dict[str, Tensor]]:
-        model.zero_grad()
-        hidden = model.hidden(source, target)
-        weight = model.target_weight
-        loss = projected_cross_entropy(hidden, weight, target, pad_id=config.pad_id, label_smoothing=smoothing).total
-        loss.backward()
-        return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-    plain, gradients = learn()
+    model = small_model(settings).train()
+    given = batch(model.config.pad_id)
+    plain, gradients = learn(model, *given, smoothing)
     with training_with(KERNELS):
-        fused, others = learn()
+        fused, others = learn(model, *given, smoothing)
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()), msg=name)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """It must be seen where it arises: a step with it changes nothing, and the module is named."""
+    projected = torch.randn(2, 20, 3 * 32)
+    projected[0, 3, 5] = math.nan  # one query
+    found = KERNELS.attend(projected, None, torch.tensor([20, 20]), 1)
+    assert found[0, 3].isnan().all()
+    assert found[0, :3].isfinite().all()
+    assert found[1].isfinite().all()
+    logits = torch.randn(3, 50)
+    logits[1, 7] = math.nan
+    normalizers = KERNELS.softmax_(logits)
+    assert logits[1].isnan().all()
+    assert normalizers.isnan().tolist() == [False, True, False]
+
+
+def test_other_default_dtypes_change_nothing() -> None:
+    x, ones = torch.randn(3, 32, requires_grad=True), torch.ones(32, requires_grad=True)
+    projected = torch.randn(2, 4, 3 * 32)
+    plain = KERNELS.attend(projected, None, None, 2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        KERNELS.layer_norm(x, torch.ones_like(ones), ones, 1e-5).sum().backward()
+        attended = KERNELS.attend(projected, None, None, 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ones.grad is not None
+    assert ones.grad.tolist() == [3.0] * 32
+    assert torch.equal(attended, plain)
+
+
+def test_shapes_that_pytorch_broadcasts_are_left_to_it() -> None:
+    torch.manual_seed(8)
+    attention = MultiHeadAttention(d_model=32, num_heads=2, d_k=16, d_v=16)
+    x, memory = torch.randn(4, 3, 32), torch.randn(1, 5, 32)
+    mask = padding_mask(torch.tensor([[5, 6, 7, PAD, PAD]]), PAD)
+    others = padding_mask(torch.tensor([[5, 6, 7], [5, 6, PAD], [5, PAD, PAD], [5, 6, 7]]), PAD)
+    plain = attention(x, memory, mask=mask), attention(x[:1], mask=others), attention(x, mask=mask_of_one(others))
+    with training_with(KERNELS):
+        fused = attention(x, memory, mask=mask), attention(x[:1], mask=others), attention(x, mask=mask_of_one(others))
+    for found, wanted in zip(fused, plain, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def mask_of_one(mask: AttentionMask) -> AttentionMask:
+    """The second sentence's, for all."""
+    return AttentionMask(mask.allowed[1:2])
 
 
 def test_kernels_are_put_back() -> None:

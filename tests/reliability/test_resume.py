@@ -28,6 +28,7 @@ SMALL = {
     "model.num_decoder_layers": 1,
     "model.d_model": 16,
     "model.d_ff": 16,
+    "model.num_heads": 1,
     "training.batch_tokens": 640,
     "training.best_by": "loss",
     "training.translate_dev": 2,

@@ -1,31 +1,38 @@
 """Whose kernels a run trains with: chosen, said, and refused where there are none."""
 
-import importlib.util
+import importlib.metadata
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.model.fast import kernels_of_training
+from transduce.model.fast import has_kernels, kernels_of_training
 from transduce.model.fused import training_kernels
 from transduce.tasks.resume import read_stored
 from transduce.tasks.run import SETTINGS_FILE
 from transduce.tasks.train import train
-from transduce.training.choices import choose_kernels
+from transduce.training.choices import Choice, choose_kernels
+
+
+def absent(_: str) -> str:
+    raise importlib.metadata.PackageNotFoundError
 
 
 def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    choice = choose_kernels("cpu", 1)
-    assert choice.value == "torch"
-    assert "llvmlite is not installed" in choice.reason
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert choose_kernels("cpu", 1) == Choice("torch", "llvmlite is not installed (pip install 'transduce[fast]')")
 
 
-def test_for_an_unknown_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda _: False)
-    assert choose_kernels("cpu", 1).value == "torch"
+def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other packages hold it back; what it lacks must not be imported."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.43.0")
+    monkeypatch.setitem(sys.modules, "transduce.model.native.engine", None)
+    wanted = Choice("torch", "llvmlite 0.43.0 is too old (pip install 'transduce[fast]')")
+    assert choose_kernels("cpu", 2) == wanted
+    assert not has_kernels()
 
 
 def test_on_a_gpu() -> None:
@@ -36,12 +43,40 @@ def test_on_a_gpu() -> None:
 def test_said_where_there_are_none(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.training.choices.has_kernels", lambda _: False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    monkeypatch.setattr("transduce.training.choices.why_no_kernels", lambda _: "there are none")
     settings = toy_settings | {"training.kernels": "native"}
-    wanted = r"`training.kernels` is native, but there are none of our own for this processor, or .*: set it to torch\."
+    wanted = "`training.kernels` is native, but there are none: change that, or use --set training.kernels=torch"
     with pytest.raises(TransduceError, match=wanted):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_run_goes_on_where_there_are_none(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if choose_kernels("cpu", 1).value == "torch":
+        pytest.skip("there are no kernels of our own here")
+    short = {"training.steps": 4, "training.save_every": 2, "training.validate_every": 4, "training.translate_dev": 0}
+    train(out=tmp_path / "m", settings=toy_settings | short, device="cpu", threads=1)
+    monkeypatch.setattr("transduce.training.choices.why_no_kernels", lambda _: "there are none")
+    capsys.readouterr()
+    train(out=tmp_path / "m", settings={"training.steps": 6}, resume=True, device="cpu", threads=1)
+    assert "kernels native then, torch now" in capsys.readouterr().err
+
+
+def test_a_run_from_before_the_choice_keeps_pytorchs(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = {"training.steps": 4, "training.save_every": 2, "training.validate_every": 4, "training.translate_dev": 0}
+    train(out=tmp_path / "m", settings=toy_settings | short | {"training.kernels": "torch"}, device="cpu", threads=1)
+    stored = tmp_path / "m" / SETTINGS_FILE
+    lines = stored.read_text("utf-8").split("\n")
+    stored.write_text("\n".join(line for line in lines if not line.startswith("kernels")), "utf-8")
+    assert read_stored(stored).training.kernels is None
+    capsys.readouterr()
+    train(out=tmp_path / "m", settings={"training.steps": 6}, resume=True, device="cpu", threads=1)
+    assert "now" not in capsys.readouterr().err
+    assert read_stored(stored).training.kernels == "torch"
 
 
 @pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")

@@ -126,6 +126,8 @@ class MultiHeadAttention(nn.Module):
         if memory is not None or not isinstance(mask, LookAheadMask):
             if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
                 return None
+            if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
+                return None
             lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
             return kernels.attend(self.projection(x), None, lengths, self.num_heads)

@@ -14,7 +14,7 @@ from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.norms import build_final_norm, normalize
+from transduce.model.norms import LayerNorm, build_final_norm, normalize
 from transduce.model.stack import StackPositions, build_layers, each_layer
 from transduce.model.vocabulary import VocabularyModel
 
@@ -27,7 +27,7 @@ class MaskedLanguageHead(nn.Module):
         # A gated layer's function is its gate's.
         self.activation = (ACTIVATIONS | GATES)[config.activation]
         self.dense = nn.Linear(config.d_model, config.d_model)
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+        self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
         """(…, D) to (…, D)."""

@@ -3,7 +3,7 @@
 Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
-import importlib.util
+import importlib.metadata
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -19,6 +19,8 @@ from transduce.model.transformer import Transformer
 if TYPE_CHECKING:
     from transduce.model.native.state import NativeState
 
+_LEAST_LLVMLITE = (0, 50)
+
 __all__ = [
     "LogitState",
     "has_kernels",
@@ -27,6 +29,7 @@ __all__ = [
     "product_maker",
     "start_fast",
     "supports",
+    "why_no_kernels",
 ]
 
 
@@ -38,15 +41,26 @@ class LogitState(DecodingState, Protocol):
         """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
 
 
-def has_kernels(threads: int = 1) -> bool:
-    """Whether llvmlite is installed, which writes our own kernels in machine code, knows this processor, and can run
-    them on so many threads together.
-    """
-    if importlib.util.find_spec("llvmlite") is None:
-        return False
+def has_kernels() -> bool:
+    """Whether there are kernels of our own, written in machine code by llvmlite, for this processor."""
+    return why_no_kernels(threads=1) is None
+
+
+def why_no_kernels(threads: int) -> str | None:
+    """What keeps our own kernels from running on so many threads; None where nothing does."""
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        return "llvmlite is not installed (pip install 'transduce[fast]')"
+    if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_LLVMLITE:  # it knows other names than we import
+        return f"llvmlite {version} is too old (pip install 'transduce[fast]')"
     from transduce.model.native.engine import find_threading, find_tile
 
-    return find_tile() is not None and (threads == 1 or find_threading() is not None)
+    if find_tile() is None:
+        return "there are none of our own for this processor"
+    if threads > 1 and find_threading() is None:
+        return "on this system our own run on one thread alone"
+    return None
 
 
 def product_maker(activation_levels: int) -> MakeProduct:

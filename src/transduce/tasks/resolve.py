@@ -255,11 +255,15 @@ def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:
 
 
 def _resolve_kernels(said: Kernels | None, machine: Machine, account: Account) -> Kernels:
+    if said is None and machine.device != "cpu":
+        return "torch"  # the rule, which is not worth a line of everybody's account
+    if said == "torch":
+        return account.take("training.kernels", said, Choice(said, ""))  # type: ignore[no-any-return]
     choice = choose_kernels(machine.device, machine.threads)
     if said == "native" and choice.value != "native":
-        raise TransduceError(f"`training.kernels` is native, but {choice.reason}: set it to torch.")
-    if said is None and machine.device != "cpu":
-        return choice.value
+        raise TransduceError(
+            f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
+        )
     kernels: Kernels = account.take("training.kernels", said, choice)
     return kernels
 

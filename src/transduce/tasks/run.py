@@ -44,6 +44,7 @@ from transduce.tasks.settings import DataSettings, Settings, make_settings, to_t
 from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
+from transduce.training.choices import choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import outliving_the_terminal
@@ -160,8 +161,10 @@ class Run:
         check_frozen(settings)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
-        if state is not None and state.surroundings is not None:
-            self._use_threads_of(state.surroundings)
+        before = None if state is None else state.surroundings
+        if before is not None:
+            self._use_threads_of(before)
+        settings = self._keep_kernels(settings, before)
         corpus = self.kind.reopen(settings, self.request.out)
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
@@ -174,6 +177,18 @@ class Run:
         if self.request.threads is None and before.threads <= usable_cores():
             self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
             torch.set_num_threads(before.threads)
+
+    def _keep_kernels(self, settings: Settings, before: Surroundings | None) -> Settings:
+        """The same kernels as before, for the same bits, unless others were said or there are none here."""
+        if "kernels" in self.request.settings.get("training", {}):
+            return settings
+        kernels = settings.training.kernels
+        if kernels is None and before is not None:
+            kernels = before.kernels  # of a run that was begun when there was nothing to choose
+        if kernels == "native":
+            kernels = choose_kernels(self.machine.device, self.machine.threads).value
+        training = msgspec.structs.replace(settings.training, kernels=kernels)
+        return msgspec.structs.replace(settings, training=training)
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:

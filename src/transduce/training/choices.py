@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from transduce.model.fast import has_kernels
+from transduce.model.fast import why_no_kernels
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels
 
@@ -258,10 +258,9 @@ def choose_kernels(device: str, threads: int) -> Choice[Kernels]:
     """
     if device != "cpu":
         return Choice("torch", "ours are for processors")
-    if importlib.util.find_spec("llvmlite") is None:
-        return Choice("torch", "the package llvmlite is not installed (the extra `fast`): a step takes longer without")
-    if not has_kernels(threads):
-        return Choice("torch", "there are none of our own for this processor, or for several threads of this system")
+    obstacle = why_no_kernels(threads)
+    if obstacle is not None:
+        return Choice("torch", obstacle)
     return Choice("native", "written for this processor: fewer passes over what lies between the products")
 
 

@@ -236,7 +236,8 @@ class _Head:
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, total in enumerate(totals):
                 place = self._row(self.room.weights, n, start)
-                value = exponential(k, k.build.fsub(k.load(place, k.floats), k.splat(greatest[n])))
+                value = k.build.fsub(k.load(place, k.floats), k.splat(greatest[n]))
+                value = exponential(k, value, keeps_nan=True)
                 value = k.build.select(self._inside(start, limits[n]), value, k.splat(0.0))
                 k.store(k.build.fadd(k.get(total, value), value), total)
                 k.store(value, place)
@@ -300,7 +301,7 @@ class _Head:
                 greatest, inverse = (k.splat(k.load(k.at(places[n], which))) for which in range(2))
                 inside = self._inside(start, limits[n])
                 below = k.build.select(inside, k.build.fsub(scores[n], greatest), k.splat(0.0))
-                weight = k.build.fmul(exponential(k, below), inverse)
+                weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
                 weight = k.build.select(inside, weight, k.splat(0.0))
                 k.store(weight, self._row(self.room.weights, n, start))
                 k.store(slopes[n], self._row(self.room.slopes, n, start))

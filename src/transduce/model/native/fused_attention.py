@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from transduce.model.native.attention import AttentionWriter
 from transduce.model.native.attention_places import AttentionPlaces, AttentionShape, room_to_attend
@@ -55,12 +56,13 @@ class _Attend(torch.autograd.Function):
         given = _Given(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
         batch, num_queries, width = projected.shape
         context = projected.new_empty(batch, num_queries, width // 3 if memory is None else width)
-        sums = torch.empty(batch, num_heads, num_queries, 2)
+        sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
         _run("attend", given, context, sums)
         ctx.save_for_backward(*given, sums)
         return context
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         *kept, sums = ctx.saved_tensors
         given = _Given(*kept)
@@ -89,7 +91,7 @@ def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given 
     inner = context.shape[2]
     keyed = given.projected if given.memory is None else given.memory
     shape = AttentionShape(inner // num_heads, KINDS[keyed.dtype], own_tile().lanes)
-    room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1]))
+    room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1]), dtype=torch.float32)
     queries, keys, values = given.starts(inner)
     by_queries, by_keys, by_values = (0, 0, 0) if found is None else found.starts(inner)
     places = AttentionPlaces(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from transduce.model.native.emit import F32, I16
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
@@ -50,8 +51,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
 def softmax_(logits: Tensor) -> Tensor:
     """See `fused.TrainingKernels`."""
     rows, width = logits.shape
-    normalizers = torch.empty(rows)
-    room = torch.empty(torch.get_num_threads(), width + own_tile().lanes)
+    normalizers = torch.empty(rows, dtype=torch.float32)
+    room = torch.empty(torch.get_num_threads(), width + own_tile().lanes, dtype=torch.float32)
     places = SoftmaxPlaces(logits.data_ptr(), rows, width, normalizers.data_ptr(), room.data_ptr())
     _programs(logits.dtype)["softmax"].run(*places)
     return normalizers
@@ -71,6 +72,7 @@ class _DropAndAdd(torch.autograd.Function):
         return _drop(x, None if residual is None else residual.contiguous(), seed, drop_of_256)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
         gradient = gradients[0].contiguous()
         by_residual = gradient if ctx.needs_input_grad[0] else None
@@ -87,17 +89,18 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2)
+        out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
         _run_norm("norm", (x, weight.contiguous(), bias.contiguous()), epsilon, sums, out)
         ctx.save_for_backward(x, weight, bias, sums)
         ctx.epsilon = epsilon
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, bias, sums = ctx.saved_tensors
         out = torch.empty_like(x)
-        shares = torch.zeros(torch.get_num_threads(), 2, x.shape[-1])
+        shares = torch.zeros(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         _run_norm("norm_back", (x, weight, bias), ctx.epsilon, sums, out, (gradients[0].contiguous(), shares))
         by_weight, by_bias = shares.sum(dim=0).to(weight.dtype)
         return out, by_weight, by_bias, None

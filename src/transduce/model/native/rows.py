@@ -18,8 +18,12 @@ _POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # of 2^x a
 _LEAST_EXPONENT = -87.0  # e to this is still a normal float32
 
 
-def exponential(k: Emitter, x: Value) -> Value:
-    """e^x of a vector that is nowhere positive; a relative error of some 10^-7, more where the result is small."""
+def exponential(k: Emitter, x: Value, *, keeps_nan: bool = False) -> Value:
+    """e^x of a vector that is nowhere positive; a relative error of some 10^-7, more where the result is small.
+
+    Of NaN it is a number, unless it `keeps_nan`.
+    """
+    given = x
     x = k.build.select(k.build.fcmp_ordered(">", x, k.splat(_LEAST_EXPONENT)), x, k.splat(_LEAST_EXPONENT))
     power = k.build.fmul(x, k.splat(_LOG2_E))
     whole = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
@@ -28,7 +32,8 @@ def exponential(k: Emitter, x: Value) -> Value:
     for coefficient in reversed(_POWERS[:-1]):
         value = k.madd(value, rest, k.splat(coefficient))
     shift = k.build.shl(k.build.fptosi(whole, k.ints), ir.Constant(k.ints, [23] * k.lanes))
-    return k.build.bitcast(k.build.add(k.build.bitcast(value, k.ints), shift), k.floats)
+    found = k.build.bitcast(k.build.add(k.build.bitcast(value, k.ints), shift), k.floats)
+    return k.build.select(k.build.fcmp_unordered("uno", given, given), given, found) if keeps_nan else found
 
 
 def write_embedding(k: Emitter) -> None:

@@ -213,7 +213,7 @@ class RowWriter:
         totals = [k.variable(k.splat(0.0)) for _ in range(_VECTORS)]
         for column, inside, number in self._vectors(width):
             value = self._logits(given, row, column, inside)
-            value = exponential(k, k.build.fsub(value, k.splat(greatest)))
+            value = exponential(k, k.build.fsub(value, k.splat(greatest)), keeps_nan=True)
             if inside is not None:
                 value = k.build.select(inside, value, k.splat(0.0))
             k.store(value, k.at(room, column))
