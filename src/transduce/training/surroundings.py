@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from transduce.training.settings import Kernels
+
 
 class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Stored with every checkpoint. Where one of these differs on resume, sums are taken in another order."""
@@ -15,7 +17,7 @@ class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     threads: int
     torch: str
     """PyTorch's version."""
-    kernels: str = "torch"
+    kernels: Kernels = "torch"
     """Whose kernels a step uses where there is a choice: "torch" or "native"."""
 
 
