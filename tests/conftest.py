@@ -105,7 +105,6 @@ def toy_settings(toy_corpus: Path) -> dict[str, Any]:
         "model.num_decoder_layers": 2,
         "model.d_model": 32,
         "model.d_ff": 64,
-        "model.num_heads": 2,  # of 16 numbers each: a width that the kernels of training take
         "model.dropout": 0.1,
         "training.steps": 80,
         "training.batch_tokens": 512,
