@@ -1,5 +1,7 @@
 """With the rule, any model at all writes trees over exactly the sentence's words."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,3 +111,26 @@ OPENING, WORDS = {"(S", "(NP", "(S(NP"}, {"/NN", "/DT"}
 )
 def test_what_may_follow(symbols: list[str], words: int, allowed: set[str]) -> None:
     assert allowed_after(symbols, words) == allowed
+
+
+def test_words_have_their_numbers_where_there_are_some() -> None:
+    """Three numbers, which begin again; each stands before what opens at its word."""
+    numbers = {id: BracketPiece(number=id - 10) for id in (11, 12, 13)}
+    pieces = PIECES._replace(meanings={**PIECES.meanings, **numbers})
+    words = [1, 2, 7, 3]
+    rule = BalancedBrackets(pieces, words, 14)
+
+    class Longer(Noise):
+        def step(self, pieces: Tensor) -> Tensor:
+            return torch.cat([super().step(pieces), torch.randn(*pieces.shape, 3, generator=self.generator)], dim=-1)
+
+    found = beam_search(Longer(3), start_id=0, eos_id=1, longest=torch.full((4,), 200), beam_size=3, rules=[rule])
+    for count, (best, *_) in zip(words, found, strict=True):
+        assert best.ended
+        said = [id for id in best.ids if id >= 11]
+        assert said == [11 + place % 3 for place in range(count)]
+        for before, after in itertools.pairwise(best.ids):
+            if before >= 11:
+                assert after in (3, 4, 6, 7, 9, 10)  # opens, or is the word
+            elif after in (3, 4, 9):
+                assert before in (3, 4, 9)

@@ -5,7 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.text.linearized_trees import build_tree, frequent_runs, linearize, split_symbols, symbols_of
+from transduce.text.linearized_trees import (
+    NUMBERS,
+    build_tree,
+    frequent_runs,
+    is_number,
+    linearize,
+    number_of,
+    number_symbols,
+    number_words,
+    plain_words,
+    split_symbols,
+    symbols_of,
+)
 from transduce.text.trees import MOST_DEPTH, Tree, read_tree
 
 TREE = read_tree("(S (NP (PRP we)) (VP (VBP go) (, ,) (ADVP (RB home))))")
@@ -86,3 +98,28 @@ def test_errors() -> None:
         build_tree(["(S"], [])
     with pytest.raises(TransduceError, match=r'no space, bracket or / in it, but one is "N/P"'):
         linearize(Tree("N/P", (), "x"))
+
+
+def test_numbers_stand_behind_words_and_before_what_opens_at_them() -> None:
+    first, second, third, fourth = (number_of(place) for place in range(4))
+    assert number_words(TREE.words()) == f"we{first} go{second} ,{third} home{fourth}"
+    symbols = number_symbols(linearize(TREE))
+    assert symbols == f"{first}(S(NP/PRP){second}(VP/VBP{third}/-COMMA-{fourth}(ADVP/RB)))"
+    assert frequent_runs([symbols], 10) == frequent_runs([linearize(TREE)], 10)
+
+
+def test_numbers_begin_again() -> None:
+    assert number_of(NUMBERS + 3) == number_of(3)
+    assert len({number_of(place) for place in range(2 * NUMBERS)}) == NUMBERS
+    assert all(is_number(number_of(place)) for place in range(NUMBERS))
+    assert not is_number("(S")
+
+
+@given(TREES)
+def test_numbers_change_neither_words_nor_tree(tree: Tree) -> None:
+    if not tree.children and tree.word is None:
+        return
+    assert plain_words(number_words(tree.words())) == tree.words()
+    numbered = split_symbols(number_symbols(linearize(tree)))
+    assert build_tree(numbered, tree.words()) == tree
+    assert [symbol for symbol in numbered if is_number(symbol)] == [number_of(n) for n in range(len(tree.words()))]

@@ -28,15 +28,24 @@ from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.text.linearized_trees import CLOSE, OPENING, TAG, build_tree, split_symbols
+from transduce.text.linearized_trees import (
+    CLOSE,
+    OPENING,
+    TAG,
+    build_tree,
+    is_number,
+    number_of,
+    number_words,
+    split_symbols,
+)
 from transduce.text.model_proto import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import Tree, draw
 from transduce.text.vocabulary import Vocabulary
 
 _BATCH_PIECES = 2_048  # source pieces times hypotheses decoded at once
-# Treebanks have two or three symbols for each word.
-_SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
+# Treebanks have two or three symbols for each word, and its number.
+_SYMBOLS_A_WORD, _MORE_SYMBOLS = 7, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
@@ -82,6 +91,7 @@ class Parser:
         self.tokenizer = tokenizer
         self.search = search or SearchSettings()
         self._pieces = bracket_pieces(tokenizer.target)
+        self._is_numbered = any(meaning.number for meaning in self._pieces.meanings.values())
 
     def __repr__(self) -> str:
         return summary("Parser", self.model, f"beam of {self.search.beam_size}")
@@ -110,7 +120,8 @@ class Parser:
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
         """The sentences that have words, with their pieces."""
         filled = [(place, list(words)) for place, words in enumerate(sentences) if words]
-        ids = self.tokenizer.source.encode_batch([" ".join(words) for _, words in filled])
+        join = number_words if self._is_numbered else " ".join
+        ids = self.tokenizer.source.encode_batch([join(words) for _, words in filled])
         eos = self.tokenizer.source.eos_id
         return [_Sentence(place, words, [*own, eos]) for (place, words), own in zip(filled, ids, strict=True)]
 
@@ -145,7 +156,8 @@ def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
     meanings = {
         id: _meaning(split_symbols(piece.text))
         for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
-        if piece.type == PieceType.USER_DEFINED and piece.text.startswith((OPENING, TAG, CLOSE))
+        if piece.type == PieceType.USER_DEFINED
+        and (piece.text.startswith((OPENING, TAG, CLOSE)) or is_number(piece.text))
     }
     if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
         raise TransduceError(
@@ -157,6 +169,8 @@ def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
 
 def _meaning(symbols: Sequence[str]) -> BracketPiece:
     """What a piece of one symbol or of several does."""
+    if is_number(symbols[0]):
+        return BracketPiece(number=ord(symbols[0]) - ord(number_of(0)) + 1)
     return BracketPiece(*(sum(symbol.startswith(sign) for symbol in symbols) for sign in (OPENING, TAG, CLOSE)))
 
 

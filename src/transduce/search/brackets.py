@@ -20,6 +20,8 @@ class BracketPiece(NamedTuple):
     opened: int = 0
     words: int = 0
     closed: int = 0
+    number: int = 0
+    """Of the next word among those that numbers begin again after, from 1; 0: it is no number."""
 
 
 class BracketPieces(NamedTuple):
@@ -46,17 +48,18 @@ class BalancedBrackets:
         """
         self.words = torch.tensor(words)
         self.eos_id = pieces.eos_id
-        counts = torch.zeros(3, vocabulary_size, dtype=torch.int64)
+        counts = torch.zeros(4, vocabulary_size, dtype=torch.int64)
         for id, meaning in pieces.meanings.items():
             counts[:, id] = torch.tensor(meaning)
         self.counts = counts
+        self.most = int(counts[3].max())
         self.silent = torch.zeros(vocabulary_size, dtype=torch.bool)
         self.silent[list(pieces.silent)] = True
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Sets the logits of what cannot follow to minus infinity; a hypothesis that has ended is left as it is."""
         device = logits.device
-        opens, says, closes = self.counts.to(device)  # (V,) each
+        opens, says, closes, numbers = self.counts.to(device)  # (V,) each
         opened, said, closed = opens[pieces], says[pieces], closes[pieces]  # (B, W, t)
         words = self.words.to(device)[rows][:, None, None]
         depth = (opened.sum(-1) - closed.sum(-1))[..., None]  # (B, W, 1)
@@ -70,6 +73,12 @@ class BalancedBrackets:
         may_say = (says > 0) & (left > 0) & ((depth > 0) | alone) & stays_whole
         may_close = (closes > 0) & (says == 0) & (depth > 0) & (at_once == 0) & stays_whole
         allowed = may_open | may_say | may_close  # (B, W, V)
+        if self.most:
+            count = said.sum(-1)
+            waits = ((numbers[pieces] > 0).sum(-1) == count)[..., None]  # for the next word's number, (B, W, 1)
+            is_next = numbers == (count % self.most + 1)[..., None]
+            may_number = is_next & (left > 0) & ((depth > 0) | ~begun)
+            allowed = torch.where(waits, may_number | may_close, may_open | may_say)
         if not pieces.shape[-1]:
             allowed |= self.silent.to(device)
         allowed[..., self.eos_id] = (begun & (depth == 0) & (left == 0))[..., 0]

@@ -6,7 +6,7 @@ The treebank's trees are both sides: their words are the source, their brackets 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -25,7 +25,16 @@ from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.translation import DevSet, Translation, dev_batches
 from transduce.text.files import read_lines
-from transduce.text.linearized_trees import build_tree, frequent_runs, linearize, split_symbols, symbols_of
+from transduce.text.linearized_trees import (
+    build_tree,
+    frequent_runs,
+    linearize,
+    number_symbols,
+    number_words,
+    plain_words,
+    split_symbols,
+    symbols_of,
+)
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
@@ -65,6 +74,20 @@ class ParsingDevSet:
         )
 
 
+class TreeForm(NamedTuple):
+    """How a tree becomes a pair of lines."""
+
+    tags: bool
+    """Whether words are their tags."""
+    numbers: bool
+    """Whether words are numbered on both sides."""
+
+    def write(self, tree: Tree) -> tuple[str, str]:
+        """The sentence, and the linearised tree."""
+        words, symbols = tree.words(), linearize(tree, tags=self.tags)
+        return (number_words(words), number_symbols(symbols)) if self.numbers else (" ".join(words), symbols)
+
+
 class Parsing(Translation):
     """A treebank."""
 
@@ -72,7 +95,7 @@ class Parsing(Translation):
     may_be_prepared = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    own_settings = ("tags", "merges")
+    own_settings = ("tags", "numbers", "merges")
     idle_filters = ("max_length_ratio", "drop_identical")
     joint_vocabulary = False
 
@@ -87,9 +110,10 @@ class Parsing(Translation):
                     f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
-        tags, merges = settings.task.tags is not False, settings.task.merges
-        source, target = write_pairs(data.source, folder, "", tags=tags, anew=anew)
-        dev = write_pairs(data.dev_source, folder, "dev-", tags=tags, anew=anew) if data.dev_source else None
+        form = TreeForm(tags=settings.task.tags is not False, numbers=settings.task.numbers is not False)
+        merges = settings.task.merges
+        source, target = write_pairs(data.source, folder, "", form, anew=anew)
+        dev = write_pairs(data.dev_source, folder, "dev-", form, anew=anew) if data.dev_source else None
         targets = [target] if dev is None else [target, dev[1]]
         write_symbols(targets, folder / _SYMBOLS, _USUAL_MERGES if merges is None else merges, anew=anew)
         return msgspec.structs.replace(
@@ -174,14 +198,14 @@ class Parsing(Translation):
         )
 
 
-def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bool, anew: bool) -> tuple[str, str]:
+def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, form: TreeForm, *, anew: bool) -> tuple[str, str]:
     """Writes the sentences and the linearised trees of treebanks, line by line; returns where.
 
     Args:
         treebanks: files of trees.
         folder: of the run.
         prefix: of the files' names.
-        tags: whether words are their tags.
+        form: of both.
         anew: also where the files are there.
 
     Raises:
@@ -194,8 +218,9 @@ def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, *, tags: bo
         if not kept:
             raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(treebanks)}: check it.")
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(words, "".join(" ".join(tree.words()) + "\n" for tree in kept).encode())
-        write_file(trees, "".join(linearize(tree, tags=tags) + "\n" for tree in kept).encode())
+        pairs = [form.write(tree) for tree in kept]
+        write_file(words, "".join(f"{sentence}\n" for sentence, _ in pairs).encode())
+        write_file(trees, "".join(f"{tree}\n" for _, tree in pairs).encode())
     return str(words), str(trees)
 
 
@@ -217,4 +242,4 @@ def write_symbols(targets: Sequence[str], path: Path, merges: int, *, anew: bool
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:
     """The trees of the dev set."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
-    return [build_tree(split_symbols(target), source.split()) for source, target in pairs]
+    return [build_tree(split_symbols(target), plain_words(source)) for source, target in pairs]

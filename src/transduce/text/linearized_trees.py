@@ -2,8 +2,12 @@
 
 `(NP` opens a constituent, `)` closes one, `/NN` stands for the next word by its tag. The words themselves are not
 said, so none can be lost or changed (Vinyals et al. 2015, "Grammar as a Foreign Language").
+
+Which word is the next, nothing in such a row tells but counting. So words may be numbered: a character stands behind
+each word of the sentence, and the same one in the row before what opens at that word.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,9 +19,14 @@ CLOSE = ")"
 OPENING, TAG = "(", "/"
 # The label of a constituent that had to be made up: nearly all of a treebank's roots.
 _MADE_UP = "S"
+# Numbers begin again after so many; characters that no script uses stand for them.
+NUMBERS, _FIRST_NUMBER = 64, 0xE000
+_ANY_NUMBER = f"[{chr(_FIRST_NUMBER)}-{chr(_FIRST_NUMBER + NUMBERS - 1)}]"
 # Symbols are set apart by how they begin, and the vocabulary is given as a list with commas.
-_SYMBOL = re.compile(r"[(/][^\s()/▁]+|\)")
-_RUN = re.compile(r"(?:\([^\s()/▁]+){2,}|/[^\s()/▁]+\)+")
+_NAME = rf"[^\s()/▁{_ANY_NUMBER[1:-1]}]+"
+_SYMBOL = re.compile(rf"[(/]{_NAME}|\)|{_ANY_NUMBER}")
+_RUN = re.compile(rf"(?:\({_NAME}){{2,}}|/{_NAME}\)+")
+_FIRST_OF_WORD = re.compile(rf"(?:\({_NAME})*/{_NAME}")
 _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
@@ -45,6 +54,32 @@ def _named(label: str) -> str:
 
 def _label(name: str) -> str:
     return name.replace(_COMMA_NAME, _COMMA)
+
+
+def number_of(place: int) -> str:
+    """The character that stands for the word of this place in its sentence."""
+    return chr(_FIRST_NUMBER + place % NUMBERS)
+
+
+def is_number(symbol: str) -> bool:
+    """Whether a symbol is such a character."""
+    return re.fullmatch(_ANY_NUMBER, symbol) is not None
+
+
+def number_words(words: Iterable[str]) -> str:
+    """The words with spaces between them, and its number behind each."""
+    return " ".join(word + number_of(place) for place, word in enumerate(words))
+
+
+def plain_words(text: str) -> list[str]:
+    """The words again."""
+    return re.sub(_ANY_NUMBER, "", text).split()
+
+
+def number_symbols(text: str) -> str:
+    """A linearised tree with the number of each word before it, and before the brackets that open there."""
+    places = itertools.count()
+    return _FIRST_OF_WORD.sub(lambda found: number_of(next(places)) + found[0], text)
 
 
 def split_symbols(text: str) -> list[str]:
