@@ -19,8 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,21 +182,21 @@ class Measured(NamedTuple):
 
 
 def measure(
-    found: Iterable[Contender], work: Work, rounds: int, seconds: float, environment: dict[str, str]
+    found: Sequence[Contender], work: Work, rounds: int, seconds: float, environment: dict[str, str]
 ) -> dict[str, Measured]:
-    """All contenders in turns, each for about so many seconds a round."""
-    with ExitStack() as stack:
-        workers = []
+    """All contenders in turns, each for about so many seconds a round.
+
+    A turn is a process of its own: several models with their optimisers would not fit in memory beside one another.
+    """
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(rounds):
         for contender in found:
             worker = Worker(contender, work, environment)
-            stack.callback(worker.close)
             first = worker.run(1)  # plans of the library are made here
             second = worker.run(1)
-            workers.append((worker, max(1, round(seconds / min(first["seconds"], second["seconds"])))))
-        answers: dict[str, list[dict[str, Any]]] = {worker.contender.name: [] for worker, _ in workers}
-        for _ in range(rounds):
-            for worker, steps in workers:
-                answers[worker.contender.name].append(worker.run(steps))
+            steps = max(1, round(seconds / min(first["seconds"], second["seconds"])))
+            answers.setdefault(contender.name, []).append(worker.run(steps))
+            worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}
 
 
