@@ -2,7 +2,8 @@
 
     python benchmarks/training_speed.py                       # both sizes, the ceiling, the memory
     python benchmarks/training_speed.py --size 512            # one of them
-    python benchmarks/training_speed.py --isa avx512 avx2     # as if the processor had no more than this
+    python benchmarks/training_speed.py --isa avx512          # as if the processor had no more than this
+    python benchmarks/training_speed.py --isa avx2 --skip bf16    # the same, without what takes minutes a step then
     python benchmarks/training_speed.py --device cuda         # base and big, 25,000 target tokens a step
     python benchmarks/training_speed.py --quick
 
@@ -81,13 +82,14 @@ class Contender(NamedTuple):
     attention: str = "sdpa"
 
 
-def contenders(*, joeynmt: bool) -> list[Contender]:
+def contenders(*, joeynmt: bool, bf16: bool = True) -> list[Contender]:
     """Ours as it chooses by itself, and the peers in every form."""
     found = [Contender("transduce", "training_ours.py", CHOSEN)]
     if joeynmt:
         found.append(Contender("JoeyNMT", "training_joeynmt.py", "fp32"))
-    forms = [(precision, attention) for precision in ("fp32", "bf16") for attention in ("sdpa", "eager")]
-    forms.append(("pure-bf16", "eager"))
+    precisions = ("fp32", "bf16") if bf16 else ("fp32",)
+    forms = [(precision, attention) for precision in precisions for attention in ("sdpa", "eager")]
+    forms += [("pure-bf16", "eager")] if bf16 else []
     return [*found, *(Contender(f"Marian {p} {a}", "training_marian.py", p, a) for p, a in forms)]
 
 
@@ -303,7 +305,7 @@ def main() -> int:
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=12.0, help="a contender and round, about")
-    options.add_argument("--skip", nargs="*", choices=("joeynmt", "memory", "ceiling"), default=[])
+    options.add_argument("--skip", nargs="*", choices=("joeynmt", "bf16", "memory", "ceiling"), default=[])
     options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
     said = options.parse_args()
     print(machine(), file=sys.stderr)
@@ -317,7 +319,9 @@ def main() -> int:
             batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
             joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-            measured = measure(contenders(joeynmt=joeynmt), work, rounds, seconds, ISA[isa])
+            measured = measure(
+                contenders(joeynmt=joeynmt, bf16="bf16" not in said.skip), work, rounds, seconds, ISA[isa]
+            )
             rows += speed_rows(size, isa, measured, judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)

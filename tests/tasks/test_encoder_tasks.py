@@ -340,7 +340,7 @@ def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, mon
 
 def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
     settings = {
-        "task": {"kind": "parsing", "tags": False},
+        "task": {"kind": "parsing", "tags": False, "numbers": True},
         "data": {"source": [str(treebank(tmp_path / "train.trees", 200, 1))]},
         "tokenizer": {"vocabulary_size": 310},
         "model": SMALL | {"num_decoder_layers": 1},

@@ -110,7 +110,7 @@ class Parsing(Translation):
                     f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
-        form = TreeForm(tags=settings.task.tags is not False, numbers=settings.task.numbers is not False)
+        form = TreeForm(tags=settings.task.tags is not False, numbers=settings.task.numbers is True)
         merges = settings.task.merges
         source, target = write_pairs(data.source, folder, "", form, anew=anew)
         dev = write_pairs(data.dev_source, folder, "dev-", form, anew=anew) if data.dev_source else None

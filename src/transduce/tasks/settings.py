@@ -72,7 +72,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     next_sentence: bool | None = None
     # Of parsing: whether the tag of each word is written too; None: it is.
     tags: bool | None = None
-    # Of parsing: whether words are numbered in sentences and trees; None: they are.
+    # Of parsing: whether words are numbered in sentences and trees; None: they are not.
     numbers: bool | None = None
     # Of parsing: so many frequent runs of symbols are written as one piece each; None: 128.
     merges: int | None = None
