@@ -2,6 +2,7 @@
 
     python benchmarks/parsing.py               # an hour of training, then dev and test are parsed
     python benchmarks/parsing.py --no-tags     # a placeholder for each word in place of its tag
+    python benchmarks/parsing.py --numbers     # words are numbered on both sides
     python benchmarks/parsing.py --merges 0    # every symbol by itself: no pieces for frequent runs of them
     python benchmarks/parsing.py --quick       # two minutes on a part of the treebank, 200 test trees
 
@@ -60,15 +61,15 @@ def write_part(name: str, most: int | None, folder: Path) -> Path:
     return path
 
 
-def train(work: Work, *, tags: bool, merges: int) -> Path:
+def train(work: Work, *, tags: bool, numbers: bool, merges: int) -> Path:
     """A parser; a run that was cut goes on."""
-    model = work.folder / f"parser{'' if tags else '-no-tags'}-{merges}-merges"
+    model = work.folder / f"parser{'' if tags else '-no-tags'}{'-numbers' if numbers else ''}-{merges}-merges"
     if not (model / "dev_score.json").exists():
         command = [sys.executable, "-m", "transduce", "train", "--task", "parsing", "--out", str(model), "--resume"]
         command += ["--source", str(write_part("train", work.train_trees, work.folder))]
         command += ["--dev-source", str(write_part("dev", work.test_trees, work.folder))]
         command += ["--minutes", f"{work.minutes:g}", "--set", f"task.tags={str(tags).lower()}"]
-        for name, value in (SETTINGS | {"task.merges": merges}).items():
+        for name, value in (SETTINGS | {"task.merges": merges, "task.numbers": str(numbers).lower()}).items():
             command += ["--set", f"{name}={value}"]
         subprocess.run(command, check=True)
     return model
@@ -111,6 +112,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=60.0, help="of training")
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--merges", type=int, default=128, help="runs of symbols that are one piece each")
+    options.add_argument("--numbers", action="store_true", help="words are numbered on both sides")
     options.add_argument("--no-tags", action="store_true", help="words are placeholders without tags")
     options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "parsing", help="what is kept")
     asked = options.parse_args()
@@ -118,7 +120,7 @@ def main() -> int:
     if asked.quick:
         work = Work(asked.out / "quick", 2.0, 4_000, 200, 1)
     sys.stderr.write(f"{machine()}\n")
-    model = train(work, tags=not asked.no_tags, merges=asked.merges)
+    model = train(work, tags=not asked.no_tags, numbers=asked.numbers, merges=asked.merges)
     return report(rows(parse(work, model), quick=asked.quick), asked.json)
 
 
