@@ -131,8 +131,8 @@ class MultiHeadAttention(nn.Module):
             lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
             return kernels.attend(self.projection(x), None, lengths, self.num_heads)
-        query, known = self._project_apart(x, memory)
-        return kernels.attend(query, known, lengths, self.num_heads)
+        own, others = self._parts()
+        return kernels.attend(F.linear(x, *own), F.linear(memory, *others), lengths, self.num_heads)
 
     @property
     def _is_plain(self) -> bool:
@@ -145,21 +145,20 @@ class MultiHeadAttention(nn.Module):
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        own, others = self._parts()
+        query = self._heads(F.linear(x, *own), self.d_k)
         if cache is not None and cache.length:
-            own = slice(self.widths[0])
-            bias = None if self.projection.bias is None else self.projection.bias[own]
-            return self._heads(F.linear(x, self.projection.weight[own], bias), self.d_k), *cache.content()
-        query, known = self._project_apart(x, memory)
-        key, value = known.split(self.widths[1:], dim=-1)
-        query, key, value = self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
+            return query, *cache.content()
+        key, value = F.linear(memory, *others).split(self.widths[1:], dim=-1)
+        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
         return (query, *cache.append(key, value)) if cache is not None else (query, key, value)
 
-    def _project_apart(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of x, (B, Q, H × K), and keys and values of the memory side by side, (B, S, G × (K + V))."""
+    def _parts(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Weight and bias of the queries' rows, and of those of keys and values."""
         rows = (self.widths[0], sum(self.widths[1:]))
-        (own, others), bias = self.projection.weight.split(rows), self.projection.bias
-        own_bias, other_bias = (None, None) if bias is None else bias.split(rows)
-        return F.linear(x, own, own_bias), F.linear(memory, others, other_bias)
+        own, others = self.projection.weight.split(rows)
+        own_bias, other_bias = (None, None) if self.projection.bias is None else self.projection.bias.split(rows)
+        return (own, own_bias), (others, other_bias)
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)

@@ -44,7 +44,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
     for each in (weight, bias):
         if (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{_describe(each)} cannot be the weight or bias of a norm of {_describe(x)}")
-    found: Tensor = _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-untyped-call]
+    found: Tensor = _LayerNorm.apply(x, weight.contiguous(), bias.contiguous(), epsilon)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -90,7 +90,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
-        _run_norm("norm", (x, weight.contiguous(), bias.contiguous()), epsilon, sums, out)
+        _run_norm("norm", (x, weight, bias), epsilon, sums, out)
         ctx.save_for_backward(x, weight, bias, sums)
         ctx.epsilon = epsilon
         return out
