@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.model.config import ModelConfig
 from transduce.model.flat import FlatState, supports
 from transduce.model.flat_encoder import encode_flat
-from transduce.model.quantized import Int8Linear, Int8Transformer, quantize
+from transduce.model.quantized import Int8Linear, Int8Transformer, quantize, safe_levels
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 
@@ -118,6 +118,8 @@ def test_traces_are_refused() -> None:
 @pytest.mark.parametrize("levels", [127, 63])
 @torch.inference_mode()
 def test_products_are_those_of_the_rounded_numbers(levels: int) -> None:
+    if levels > safe_levels():
+        pytest.skip("without VNNI instructions so many levels overflow")
     torch.manual_seed(1)
     weight, bias, x = torch.randn(24, 40), torch.randn(24), torch.randn(9, 40) * 10.0
     x[4] = 0.0
@@ -133,7 +135,7 @@ def test_products_are_those_of_the_rounded_numbers(levels: int) -> None:
 @torch.inference_mode()
 def test_a_rows_product_does_not_depend_on_the_others() -> None:
     torch.manual_seed(1)
-    product = Int8Linear(torch.randn(70, 50), torch.randn(70), activation_levels=127)
+    product = Int8Linear(torch.randn(70, 50), torch.randn(70))
     x = torch.randn(100, 50) * torch.rand(100, 1) * 100.0
     whole = product(x)
     for rows in (slice(0, 1), slice(0, 2), slice(3, 8), slice(17, 50), slice(99, 100)):

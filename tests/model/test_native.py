@@ -43,8 +43,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 LEFT_TO_OTHERS: list[dict[str, object]] = [
     {"activation": "swiglu"},
-    {"d_model": 96},
-    {"num_heads": 8},  # 8 numbers a head
+    {"d_model": BEST.columns * 3 // 2},
+    {"num_heads": 2 * 64 // BEST.lanes},  # heads of half a vector
     {"embedding_norm": True},
     {"output_scale": 0.5},
 ]
@@ -66,7 +66,7 @@ def build(changes: dict[str, object]) -> Int8Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return quantize(model, make=product_maker(127))
+    return quantize(model, make=product_maker())
 
 
 # --- products -----------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def build(seed: int = 1, end: float = 4.0, **changes: object) -> Int8Transformer
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         assert model.output_bias is not None
         model.output_bias[END] = end
-    return quantize(model, make=product_maker(127))
+    return quantize(model, make=product_maker())
 
 
 def sources(count: int = len(LONGEST)) -> Tensor:

@@ -77,7 +77,7 @@ def test_it_learns_to_foretell_better_than_the_last_season(model: Path) -> None:
     events = [json.loads(line) for line in read_lines(model / "metrics.jsonl")]
     skills = [event["scores"]["skill"] for event in events if event["event"] == "validation"]
     assert len(skills) == 3
-    assert max(skills) == pytest.approx(score["skill"], abs=1e-6)
+    assert max(skills) == pytest.approx(score["skill"], rel=1e-6)
 
 
 def test_unseen_time_is_foretold_in_the_units_of_the_table(forecaster: Forecaster) -> None:

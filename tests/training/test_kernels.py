@@ -79,16 +79,52 @@ def test_a_run_from_before_the_choice_keeps_pytorchs(
     assert read_stored(stored).training.kernels == "torch"
 
 
-@pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
-def test_a_run_with_ours_learns_as_with_pytorchs(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+# Without dropout, whose random numbers differ, and with heads wide enough for any vectors.
+COMPARED = {
+    "model.num_heads": 2,
+    "model.dropout": 0.0,
+    "training.steps": 6,
+    "training.report_every": 1,
+    "training.translate_dev": 0,
+}
+TARGETS = ("data.target", "data.dev_target")
+# What each task says, and what of the translation's settings it has no use for.
+TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "translation": ({}, ()),
+    "denoising": ({}, TARGETS),
+    "language-model": ({"task.context": 16}, (*TARGETS, "model.num_encoder_layers", "training.translate_dev")),
+    "masked-language-model": ({"task.context": 16}, (*TARGETS, "model.num_decoder_layers", "training.translate_dev")),
+}
+
+
+def losses_by_kernels(settings: dict[str, Any], folder: Path) -> dict[str, list[float]]:
     losses = {}
     for kernels in ("native", "torch"):
-        own = {"training.kernels": kernels, "training.steps": 6, "training.report_every": 1}
-        settings = toy_settings | own | {"model.dropout": 0.0, "model.num_heads": 2}
-        train(out=tmp_path / kernels, settings=settings, device="cpu", threads=1)
-        events = map(json.loads, (tmp_path / kernels / "metrics.jsonl").read_text("utf-8").split("\n")[:-1])
+        train(out=folder / kernels, settings=settings | {"training.kernels": kernels}, device="cpu", threads=1)
+        events = map(json.loads, (folder / kernels / "metrics.jsonl").read_text("utf-8").split("\n")[:-1])
         losses[kernels] = [event["loss"] for event in events if event["event"] == "train"]
-        assert read_stored(tmp_path / kernels / SETTINGS_FILE).training.kernels == kernels
+        assert read_stored(folder / kernels / SETTINGS_FILE).training.kernels == kernels
     assert len(losses["torch"]) == 6
-    assert losses["native"] == pytest.approx(losses["torch"], rel=1e-4)
     assert training_kernels() is None  # a run leaves none behind
+    return losses
+
+
+@pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_with_ours_learns_as_with_pytorchs(task: str, toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    own, useless = TASKS[task]
+    settings = toy_settings | COMPARED | {"task.kind": task} | own
+    settings = {name: value for name, value in settings.items() if name not in useless}
+    losses = losses_by_kernels(settings, tmp_path)
+    assert losses["native"] == pytest.approx(losses["torch"], rel=1e-4)
+
+
+@pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
+def test_lora_with_ours_learns_as_with_pytorchs(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    short = toy_settings | COMPARED | {"training.steps": 2}
+    train(out=tmp_path / "first", settings=short, device="cpu", threads=1)
+    sized = {name: value for name, value in (toy_settings | COMPARED).items() if name.split(".")[0] == "training"}
+    files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
+    lora = {"start_from": str(tmp_path / "first"), "training.lora_rank": 4, "model.dropout": 0.0}
+    losses = losses_by_kernels(sized | files | lora, tmp_path)
+    assert losses["native"] == pytest.approx(losses["torch"], rel=1e-4)

@@ -5,7 +5,6 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 
 import importlib.metadata
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -63,17 +62,15 @@ def why_no_kernels(threads: int) -> str | None:
     return None
 
 
-def product_maker(activation_levels: int) -> MakeProduct:
-    """Products of 8-bit integers by our kernels, and by FBGEMM with so many levels where they do not fit."""
+def product_maker() -> MakeProduct:
+    """Products of 8-bit integers by our kernels, and by FBGEMM where they do not fit."""
     if not has_kernels():
-        return partial(Int8Linear, activation_levels=activation_levels)
+        return Int8Linear
     from transduce.model.native.linear import NativeLinear, find_fitting_tile
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
         tile = find_fitting_tile(weight)
-        if tile is None:
-            return Int8Linear(weight, bias, activation_levels=activation_levels)
-        return NativeLinear(weight, bias, tile)
+        return Int8Linear(weight, bias) if tile is None else NativeLinear(weight, bias, tile)
 
     return make
 

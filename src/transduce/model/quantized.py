@@ -7,7 +7,6 @@ result does not depend on the batch around it. Legend: N rows, D inputs, O outpu
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from transduce.model.transformer import Transformer
 
 _LEAST = 1e-30  # a row of zeros is divided by this
 _LEVELS = 127  # of a weight, and of an activation, on either side of 0
+_LEVELS_WITHOUT_VNNI = 63
 
 
 # A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O).
@@ -31,9 +31,13 @@ MakeProduct = Callable[[Tensor, Tensor | None], nn.Module]
 class Int8Linear(nn.Module):
     """x Wᵀ + b: (…, D) to (…, O), float32 outside and integers inside. Weights cannot be trained or read back."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, activation_levels: int) -> None:
-        """Of a float32 matrix (O, D); activations become integers from -activation_levels to activation_levels."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, activation_levels: int | None = None) -> None:
+        """Of a float32 matrix (O, D); activations become integers from -activation_levels to activation_levels.
+
+        More than `safe_levels` of them may overflow.
+        """
         super().__init__()
+        activation_levels = activation_levels or safe_levels()
         self.packed = _pack(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         # Activations are unsigned to the instructions, so zero stands in the middle.
@@ -46,6 +50,14 @@ class Int8Linear(nn.Module):
         scale = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_LEAST)
         product: Tensor = self._multiply(x / scale, self.step, self.zero, self.packed)
         return product.mul_(scale) if self.bias is None else torch.addcmul(self.bias, product, scale, out=product)
+
+
+def safe_levels() -> int:
+    """How many steps of an activation FBGEMM's instructions bear on either side of 0.
+
+    Processors without VNNI add two products in 16 bits, which 8 bits of an activation would overflow.
+    """
+    return _LEVELS if torch.cpu._is_vnni_supported() else _LEVELS_WITHOUT_VNNI
 
 
 def _pack(weight: Tensor) -> Any:
@@ -95,15 +107,12 @@ class Int8Transformer(Transformer):
         return self.quantized_output(hidden)  # type: ignore[no-any-return]
 
 
-def quantize(
-    model: Transformer, *, activation_levels: int = _LEVELS, make: MakeProduct | None = None
-) -> Int8Transformer:
+def quantize(model: Transformer, *, make: MakeProduct = Int8Linear) -> Int8Transformer:
     """The model with 8-bit weights, made out of this one, which is used up.
 
     Args:
         model: in float32, on a CPU.
-        activation_levels: 127; 63 on processors that add pairs of products in 16 bits, where more would overflow.
-        make: makes the products; `Int8Linear` where nothing is said.
+        make: makes the products.
 
     Raises:
         TransduceError: this build of PyTorch has no products of 8-bit integers.
@@ -113,7 +122,6 @@ def quantize(
             "Precision `int8` takes PyTorch's FBGEMM, which is there on x86 processors with AVX2 only: use `fp32`."
         )
     torch.backends.quantized.engine = "fbgemm"
-    make = make or partial(Int8Linear, activation_levels=activation_levels)
     with torch.no_grad(), torch.device("meta"):
         made = Int8Transformer(model.config)
     made._modules, made._parameters = model._modules, model._parameters

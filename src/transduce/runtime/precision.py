@@ -11,8 +11,6 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_LEVELS = 127
-_LEVELS_WITHOUT_VNNI = 63
 
 
 def check_precision(asked: str) -> None:
@@ -46,9 +44,6 @@ def at_precision(model: EncoderDecoder, asked: str, machine: Machine) -> Encoder
 def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
     """The model with 8-bit weights; it is used up.
 
-    Processors without VNNI instructions add two products in 16 bits, which more than 7 bits of an activation would
-    overflow.
-
     Args:
         model: as it was read, in float32.
         device: where it is to run.
@@ -60,7 +55,6 @@ def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
     if not isinstance(model, Transformer):
         raise TransduceError("Precision `int8` is for Transformers, but this model is of another kind: use `fp32`.")
-    levels = _LEVELS if torch.cpu._is_vnni_supported() else _LEVELS_WITHOUT_VNNI
-    made = quantize(model, activation_levels=levels, make=product_maker(levels))
+    made = quantize(model, make=product_maker())
     return_memory()  # of the weights in float32, several times what is left
     return made
