@@ -74,8 +74,7 @@ TYPES = {"training.lora_projections": "list of these"}
 # Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
 UNSAID = {
     "task.tags": "`true`",
-    "task.numbers": "`false`",
-    "task.merges": "`128`",
+    "task.merges": "`1000`",
     "task.next_sentence": "`true`",
     "data.languages": "the files' suffixes",
     "data.prepared": "not set",

@@ -1,30 +1,32 @@
 """With the rule, any model at all writes trees over exactly the sentence's words."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
 
 from transduce.search.beam import beam_search
-from transduce.search.brackets import BalancedBrackets, BracketPiece, BracketPieces
+from transduce.search.brackets import BalancedBrackets, BracketPiece
 from transduce.search.greedy import greedy_search
-from transduce.text.linearized_trees import build_tree, split_symbols
+from transduce.text.linearized_trees import build_tree, symbols_in
 
-SPELLING = ["<pad>", "</s>", "▁", "(S", "(NP", ")", "/NN", "/DT", "other", "(S(NP", "/NN))"]
-PIECES = BracketPieces(
-    meanings={
-        3: BracketPiece(opened=1),
-        4: BracketPiece(opened=1),
-        5: BracketPiece(closed=1),
-        6: BracketPiece(words=1),
-        7: BracketPiece(words=1),
-        9: BracketPiece(opened=2),
-        10: BracketPiece(words=1, closed=2),
-    },
-    silent=[2],
-    eos_id=1,
-)
+SPELLING = ["<pad>", "</s>", "W", "⟩S(", "⟩NP(", "⟩)", "⟩NN/", "⟩DT/", "w", "⟩S(NP(", "⟩))", "⟩)VP(DT/", "⟩NP(NN/"]
+MEANINGS = {
+    3: BracketPiece(opened=1),
+    4: BracketPiece(opened=1),
+    5: BracketPiece(closed=1),
+    6: BracketPiece(words=1),
+    7: BracketPiece(words=1),
+    9: BracketPiece(opened=2),
+    10: BracketPiece(closed=2),
+    11: BracketPiece(closed=1, opened=1, words=1),
+    12: BracketPiece(opened=1, words=1),
+}
+WORD, LONG_WORD = [2], [2, 8, 8]
+NOTHING: list[int] = []  # of a word that a vocabulary has no pieces for
+
+
+def rule_for(*sentences: list[list[int]]) -> BalancedBrackets:
+    return BalancedBrackets(MEANINGS, sentences, vocabulary_size=len(SPELLING), eos_id=1)
 
 
 class Noise:
@@ -35,7 +37,7 @@ class Noise:
 
     def step(self, pieces: Tensor) -> Tensor:
         noise = torch.randn(*pieces.shape, len(SPELLING), generator=self.generator)
-        return noise + torch.tensor([0.0, 1.0, 0.0, -0.5, -0.5, 0.5, 0.0, 0.0, 3.0, -0.5, 0.3])
+        return noise + torch.tensor([0.0, 1.0, 0.0, -0.5, -0.5, 0.5, 0.0, 0.0, 3.0, -0.5, 0.3, 0.2, -0.3])
 
     def reorder(self, parents: Tensor) -> None: ...
 
@@ -43,14 +45,15 @@ class Noise:
 
 
 def spell(ids: tuple[int, ...]) -> list[str]:
-    return split_symbols("".join(SPELLING[id] for id in ids))
+    return symbols_in("".join(SPELLING[id] for id in ids))
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: int, beam_size: int) -> None:
     words = [1, 2, 7, 3]
-    rule = BalancedBrackets(PIECES, words, len(SPELLING))
+    sentences = [[(WORD, LONG_WORD, NOTHING)[place % 3] for place in range(count)] for count in words]
+    rule = rule_for(*sentences)
     longest = torch.full((4,), 200)
     if beam_size == 1:
         found = greedy_search(Noise(seed), start_id=0, eos_id=1, longest=longest, rules=[rule])
@@ -58,12 +61,13 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
         found = beam_search(
             Noise(seed), start_id=0, eos_id=1, longest=longest, beam_size=beam_size, n_best=2, rules=[rule]
         )
-    for count, hypotheses in zip(words, found, strict=True):
+    for count, sentence, hypotheses in zip(words, sentences, found, strict=True):
         for hypothesis in hypotheses:
             assert hypothesis.ended
             symbols = spell(hypothesis.ids)
-            assert SPELLING.index("other") not in hypothesis.ids
-            assert sum(symbol.startswith("/") for symbol in symbols) == count
+            written = [id for id in hypothesis.ids if id not in (1, *MEANINGS)]
+            assert written == [id for word in sentence for id in word]
+            assert sum(symbol.endswith("/") for symbol in symbols) == count
             tree = build_tree(symbols, [f"w{n}" for n in range(count)])
             assert str(tree).replace(" ", "") == rebuilt(symbols)
 
@@ -72,65 +76,66 @@ def rebuilt(symbols: list[str]) -> str:
     """The symbols with words in their places."""
     text, used = "", 0
     for symbol in symbols:
-        text += f"({symbol[1:]}w{used})" if symbol.startswith("/") else symbol
-        used += symbol.startswith("/")
+        if symbol == ")":
+            text += symbol
+            continue
+        word = symbol.endswith("/")
+        text += f"({symbol[:-1]}" + (f"w{used})" if word else "")
+        used += word
     return text
 
 
-def allowed_after(symbols: list[str], words: int) -> set[str]:
-    ids = [SPELLING.index(symbol) for symbol in symbols]
-    rule = BalancedBrackets(PIECES, [9, words], len(SPELLING))
-    pieces = torch.tensor(ids, dtype=torch.int64).view(1, 1, -1)
-    logits = rule.apply(torch.zeros(1, 1, len(SPELLING)), pieces, torch.tensor([1]))
+def allowed_after(pieces: list[str], words: int) -> set[str]:
+    ids = [SPELLING.index(piece) for piece in pieces]
+    rule = rule_for([WORD] * 9, [NOTHING] * words)
+    logits = rule.apply(
+        torch.zeros(1, 1, len(SPELLING)), torch.tensor(ids, dtype=torch.int64).view(1, 1, -1), torch.tensor([1])
+    )
     return {SPELLING[id] for id in range(len(SPELLING)) if logits[0, 0, id] == 0.0}
 
 
-OPENING, WORDS = {"(S", "(NP", "(S(NP"}, {"/NN", "/DT"}
+OPENING, WORDS, FIRST = {"⟩S(", "⟩NP(", "⟩S(NP("}, {"⟩NN/", "⟩DT/"}, {"⟩NP(NN/"}
 
 
 @pytest.mark.parametrize(
     ("symbols", "words", "allowed"),
     [
-        ([], 2, OPENING | {"▁"}),
-        ([], 1, OPENING | WORDS | {"▁"}),
-        (["▁"], 2, OPENING),
-        (["/NN"], 1, {"</s>"}),
-        (["(S"], 2, OPENING | WORDS),
-        (["(S", "/NN"], 2, OPENING | WORDS),
-        (["(S(NP"], 2, OPENING | WORDS),
-        (["(S(NP"], 1, OPENING | WORDS | {"/NN))"}),
-        (["(S", "(NP", "/NN"], 2, OPENING | WORDS | {")", "/NN))"}),
-        (["(S", "(NP", "(NP"], 2, OPENING | WORDS | {"/NN))"}),
-        (["(S", "/NN", "(NP"], 2, OPENING | WORDS | {"/NN))"}),
-        (["(S", "/NN", "/NN"], 2, {")"}),
-        (["(S", "/NN", "/NN", ")"], 2, {"</s>"}),
-        (["(S", *["(NP"] * 10], 2, {"(S", "(NP", "/NN))"} | WORDS),
-        (["(S", *["(NP"] * 11], 2, {"/NN))"} | WORDS),
-        (["(S", "/NN", "/NN", ")", "</s>"], 2, set(SPELLING)),
+        ([], 2, OPENING | FIRST),
+        ([], 1, OPENING | FIRST | WORDS),
+        (["⟩NN/"], 1, {"</s>"}),
+        (["⟩S("], 2, OPENING | FIRST | WORDS),
+        (["⟩S(", "⟩NN/"], 2, OPENING | FIRST | WORDS),
+        (["⟩S(NP("], 2, OPENING | FIRST | WORDS),
+        (["⟩S(", "⟩NP(", "⟩NN/"], 2, OPENING | FIRST | WORDS | {"⟩)", "⟩)VP(DT/"}),
+        (["⟩S(", "⟩NP(NN/"], 2, OPENING | FIRST | WORDS | {"⟩)", "⟩)VP(DT/"}),
+        (["⟩NP(NN/"], 2, OPENING | FIRST | WORDS),
+        (["⟩S(", "⟩NP(", "⟩NP(", "⟩NN/"], 2, OPENING | FIRST | WORDS | {"⟩)", "⟩))", "⟩)VP(DT/"}),
+        (["⟩S(", "⟩NP(", "⟩NN/", "⟩)"], 2, OPENING | FIRST | WORDS),
+        (["⟩S(", "⟩NP(NN/", "⟩)VP(DT/"], 2, {"⟩)", "⟩))"}),
+        (["⟩S(", "⟩NN/", "⟩NN/"], 2, {"⟩)"}),
+        (["⟩S(", "⟩NN/", "⟩NN/", "⟩)"], 2, {"</s>"}),
+        (["⟩S(", *["⟩NP("] * 10], 2, {"⟩S(", "⟩NP("} | FIRST | WORDS),
+        (["⟩S(", *["⟩NP("] * 11], 2, WORDS),
+        (["⟩S(", *["⟩NP("] * 10, "⟩NN/"], 2, OPENING | FIRST | WORDS | {"⟩)", "⟩))", "⟩)VP(DT/"}),
+        (["⟩S(", "⟩NN/", "⟩NN/", "⟩)", "</s>"], 2, set(SPELLING)),
     ],
 )
 def test_what_may_follow(symbols: list[str], words: int, allowed: set[str]) -> None:
     assert allowed_after(symbols, words) == allowed
 
 
-def test_words_have_their_numbers_where_there_are_some() -> None:
-    """Three numbers, which begin again; each stands before what opens at its word."""
-    numbers = {id: BracketPiece(number=id - 10) for id in (11, 12, 13)}
-    pieces = PIECES._replace(meanings={**PIECES.meanings, **numbers})
-    words = [1, 2, 7, 3]
-    rule = BalancedBrackets(pieces, words, 14)
-
-    class Longer(Noise):
-        def step(self, pieces: Tensor) -> Tensor:
-            return torch.cat([super().step(pieces), torch.randn(*pieces.shape, 3, generator=self.generator)], dim=-1)
-
-    found = beam_search(Longer(3), start_id=0, eos_id=1, longest=torch.full((4,), 200), beam_size=3, rules=[rule])
-    for count, (best, *_) in zip(words, found, strict=True):
-        assert best.ended
-        said = [id for id in best.ids if id >= 11]
-        assert said == [11 + place % 3 for place in range(count)]
-        for before, after in itertools.pairwise(best.ids):
-            if before >= 11:
-                assert after in (3, 4, 6, 7, 9, 10)  # opens, or is the word
-            elif after in (3, 4, 9):
-                assert before in (3, 4, 9)
+def test_a_words_pieces_come_before_its_place() -> None:
+    sentence = [LONG_WORD, WORD]
+    rule = rule_for([WORD], sentence)
+    pieces: list[int] = []
+    for wanted in (2, 8, 8, None, 9, 6, 2, None, 11, None, 5, 5, 1):
+        history = torch.tensor([pieces], dtype=torch.int64)
+        logits = rule.apply(torch.zeros(1, 1, len(SPELLING)), history[None], torch.tensor([1]))
+        allowed = set(torch.nonzero(logits[0, 0] == 0.0).flatten().tolist())
+        if wanted is None:
+            assert not allowed & {0, 1, 2, 8}
+            continue
+        assert wanted in allowed
+        if wanted in (1, 2, 8):
+            assert allowed == {wanted}
+        pieces.append(wanted)

@@ -340,7 +340,7 @@ def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, mon
 
 def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
     settings = {
-        "task": {"kind": "parsing", "tags": False, "numbers": True},
+        "task": {"kind": "parsing", "tags": False},
         "data": {"source": [str(treebank(tmp_path / "train.trees", 200, 1))]},
         "tokenizer": {"vocabulary_size": 310},
         "model": SMALL | {"num_decoder_layers": 1},
@@ -358,10 +358,10 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
     out.mkdir()
     (tmp_path / "bad.trees").write_text("(S (NN a)) (S\n", encoding="utf-8")
     (tmp_path / "good.trees").write_text("(S (NN a)) (S (NN b))\n" * 60, encoding="utf-8")
-    (out / "trees.txt").write_text("(S/XX)\n", encoding="utf-8")
+    (out / "trees.txt").write_text("stale\n", encoding="utf-8")
     (out / "words.txt").write_text("stale\n", encoding="utf-8")
     settings: dict[str, Any] = {"task": {"kind": "parsing"}, "model": SMALL | {"num_decoder_layers": 1}}
-    settings |= {"tokenizer": {"vocabulary_size": 300}, "training": TRAINING | {"steps": 1, "batch_tokens": 64}}
+    settings |= {"tokenizer": {"vocabulary_size": 266}, "training": TRAINING | {"steps": 1, "batch_tokens": 64}}
     with pytest.raises(TransduceError, match=r"bad.trees:1: this tree is never closed"):
         run(out, settings | {"data": {"source": [str(tmp_path / "bad.trees")]}})
     run(out, settings | {"data": {"source": [str(tmp_path / "good.trees")]}})

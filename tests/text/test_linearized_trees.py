@@ -6,22 +6,20 @@ from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
 from transduce.text.linearized_trees import (
-    NUMBERS,
+    MARK,
     build_tree,
     frequent_runs,
-    is_number,
     linearize,
-    number_of,
-    number_symbols,
-    number_words,
-    plain_words,
+    marked_pieces,
+    plain,
     split_symbols,
-    symbols_of,
+    symbols_in,
+    write_line,
 )
 from transduce.text.trees import MOST_DEPTH, Tree, read_tree
 
 TREE = read_tree("(S (NP (PRP we)) (VP (VBP go) (, ,) (ADVP (RB home))))")
-LABELS = st.sampled_from(["S", "NP", "VP", "-LRB-", ",", "PRP$"])
+LABELS = st.sampled_from(["S", "NP", "VP", "-LRB-", ",", "PRP$", "NN", "NNS"])
 WORDS = st.text("abc(),/é", min_size=1, max_size=4)
 LEAVES = st.builds(lambda label, word: Tree(label, (), word), LABELS, WORDS)
 TREES = st.recursive(
@@ -30,8 +28,8 @@ TREES = st.recursive(
 
 
 def test_words_are_replaced_by_their_tags_or_by_a_placeholder() -> None:
-    assert linearize(TREE) == "(S(NP/PRP)(VP/VBP/-COMMA-(ADVP/RB)))"
-    assert linearize(TREE, tags=False) == "(S(NP/XX)(VP/XX/XX(ADVP/XX)))"
+    assert linearize(TREE) == "S(NP(PRP/)VP(VBP/-COMMA-/ADVP(RB/)))"
+    assert linearize(TREE, tags=False) == "S(NP(XX/)VP(XX/XX/ADVP(XX/)))"
 
 
 @given(TREES)
@@ -40,11 +38,10 @@ def test_a_tree_comes_back_from_its_symbols(tree: Tree) -> None:
         return
     text = linearize(tree)
     assert build_tree(split_symbols(text), tree.words()) == tree
-    assert set(split_symbols(text)) <= set(symbols_of([text]))
 
 
 @given(
-    symbols=st.lists(st.sampled_from(["(S", "(NP", ")", "/NN", "/DT", "nonsense", ""]), max_size=60),
+    symbols=st.lists(st.sampled_from(["S(", "NP(", ")", "NN/", "DT/", "nonsense", ""]), max_size=60),
     words=st.lists(WORDS, min_size=1, max_size=8),
 )
 @settings(max_examples=300)
@@ -63,11 +60,11 @@ def constituents(tree: Tree) -> list[Tree]:
 @pytest.mark.parametrize(
     ("symbols", "repaired"),
     [
-        ("(S(NP/DT/NN", "(S (NP (DT the) (NN cat)) (XX sleeps))"),
-        ("(S(NP/DT/NN)(VP/VBZ/RB)/.)", "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"),
-        ("(NP/DT/NN)(VP/VBZ)", "(NP (DT the) (NN cat) (VP (VBZ sleeps)))"),
-        ("(S()(NP)(NP/DT/NN))))(VP/VBZ)", "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"),
-        ("/DT/NN/VBZ", "(S (DT the) (NN cat) (VBZ sleeps))"),
+        ("S(NP(DT/NN/", "(S (NP (DT the) (NN cat)) (XX sleeps))"),
+        ("S(NP(DT/NN/)VP(VBZ/RB/)./)", "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"),
+        ("NP(DT/NN/)VP(VBZ/)", "(NP (DT the) (NN cat) (VP (VBZ sleeps)))"),
+        ("S()NP()NP(DT/NN/))))VP(VBZ/)", "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"),
+        ("DT/NN/VBZ/", "(S (DT the) (NN cat) (VBZ sleeps))"),
         ("", "(S (XX the) (XX cat) (XX sleeps))"),
     ],
 )
@@ -76,50 +73,57 @@ def test_repairs_change_as_little_as_possible(symbols: str, repaired: str) -> No
 
 
 def test_a_sentence_of_one_word_may_be_a_tag_alone() -> None:
-    assert build_tree(["/NN"], ["cat"]) == Tree("NN", (), "cat")
+    assert build_tree(["NN/"], ["cat"]) == Tree("NN", (), "cat")
 
 
 def test_endless_opening_brackets_are_bounded() -> None:
-    tree = build_tree(["(NP"] * 10_000 + ["/NN"], ["a", "b"])
+    tree = build_tree(["NP("] * 10_000 + ["NN/"], ["a", "b"])
     assert str(tree).count("(NP") < MOST_DEPTH
     assert read_tree(str(tree)) == tree
 
 
-def test_runs_that_save_most_symbols_come_first() -> None:
-    texts = ["(S(NP/DT/NN)(VP/VBZ))"] * 3 + ["(S(NP/NN)(VP/VBZ(NP/NN)))"]
-    # Once `/NN)))` saves three symbols, but `/VBZ))` thrice saves two each.
-    assert frequent_runs(texts, 4) == ("/VBZ))", "/NN)", "(S(NP", "/NN)))")
-    assert frequent_runs(texts, 0) == ()
-    assert frequent_runs(["(S/NN/NN"], 5) == ()
+def test_all_between_two_words_is_one_run() -> None:
+    rows = ["S(NP(DT/NN/)VP(VBZ/))"] * 3 + ["S(NP(NN/)VP(VBZ/NP(NN/)))"]
+    assert frequent_runs(rows, 3) == {")VP(VBZ/", "))", "S(NP(DT/"}
+    assert frequent_runs(rows, 100) == {")VP(VBZ/", "))", "S(NP(DT/", ")))", "NP(NN/", "S(NP(NN/"}
+    assert frequent_runs(rows, 0) == frozenset()
+
+
+def test_a_line_has_each_word_and_then_what_leads_up_to_it() -> None:
+    row = linearize(TREE)
+    line = write_line(TREE.words(), row, frequent_runs([row], 100))
+    assert line == "we⟩S(NP(PRP/ go⟩)VP(VBP/ ,⟩-COMMA-/ home⟩ADVP(RB/⟩)))"
+    by_symbols = write_line(TREE.words(), row, {")))"})
+    assert by_symbols == "we⟩S(⟩NP(⟩PRP/ go⟩)⟩VP(⟩VBP/ ,⟩-COMMA-/ home⟩ADVP(⟩RB/⟩)))"
+    assert symbols_in(line) == symbols_in(by_symbols) == split_symbols(row)
+
+
+@given(TREES, TREES)
+def test_a_tree_comes_back_from_its_line(tree: Tree, other: Tree) -> None:
+    """Whatever runs have pieces, and although words look like symbols; no piece is cut in two or joins two."""
+    if not tree.children and tree.word is None:
+        return
+    row = linearize(tree)
+    runs = frequent_runs([linearize(other)], 1_000)
+    line = write_line(tree.words(), row, runs)
+    assert build_tree(symbols_in(line), tree.words()) == tree
+    known = marked_pieces([row], runs)
+    for part in line.split():
+        rest = part[part.index(MARK) :]
+        while rest:
+            rest = rest.removeprefix(max(filter(rest.startswith, known), key=len))
+
+
+def test_marks_in_words() -> None:
+    tree = Tree("S", (Tree("NN", (), "a⟩S("), Tree("NN", (), "⟩")))
+    line = write_line(tree.words(), linearize(tree), frozenset())
+    assert line == f"{plain('a⟩S(')}⟩S(⟩NN/ {plain('⟩')}⟩NN/⟩)"
+    assert build_tree(symbols_in(line), tree.words()) == tree
+    assert plain("go") == "go"
 
 
 def test_errors() -> None:
     with pytest.raises(TransduceError, match=r"the sentence has none"):
-        build_tree(["(S"], [])
-    with pytest.raises(TransduceError, match=r'no space, bracket or / in it, but one is "N/P"'):
+        build_tree(["S("], [])
+    with pytest.raises(TransduceError, match=r'no space, bracket, / or ⟩ in it, but one is "N/P"'):
         linearize(Tree("N/P", (), "x"))
-
-
-def test_numbers_stand_behind_words_and_before_what_opens_at_them() -> None:
-    first, second, third, fourth = (number_of(place) for place in range(4))
-    assert number_words(TREE.words()) == f"we{first} go{second} ,{third} home{fourth}"
-    symbols = number_symbols(linearize(TREE))
-    assert symbols == f"{first}(S(NP/PRP){second}(VP/VBP{third}/-COMMA-{fourth}(ADVP/RB)))"
-    assert frequent_runs([symbols], 10) == frequent_runs([linearize(TREE)], 10)
-
-
-def test_numbers_begin_again() -> None:
-    assert number_of(NUMBERS + 3) == number_of(3)
-    assert len({number_of(place) for place in range(2 * NUMBERS)}) == NUMBERS
-    assert all(is_number(number_of(place)) for place in range(NUMBERS))
-    assert not is_number("(S")
-
-
-@given(TREES)
-def test_numbers_change_neither_words_nor_tree(tree: Tree) -> None:
-    if not tree.children and tree.word is None:
-        return
-    assert plain_words(number_words(tree.words())) == tree.words()
-    numbered = split_symbols(number_symbols(linearize(tree)))
-    assert build_tree(numbered, tree.words()) == tree
-    assert [symbol for symbol in numbered if is_number(symbol)] == [number_of(n) for n in range(len(tree.words()))]

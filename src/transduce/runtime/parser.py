@@ -23,29 +23,20 @@ from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.brackets import BalancedBrackets, BracketPiece, BracketPieces
+from transduce.search.brackets import BalancedBrackets, BracketPiece
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.text.linearized_trees import (
-    CLOSE,
-    OPENING,
-    TAG,
-    build_tree,
-    is_number,
-    number_of,
-    number_words,
-    split_symbols,
-)
+from transduce.text.linearized_trees import CLOSE, MARK, OPENING, TAG, build_tree, plain, split_symbols, symbols_in
 from transduce.text.model_proto import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import Tree, draw
 from transduce.text.vocabulary import Vocabulary
 
 _BATCH_PIECES = 2_048  # source pieces times hypotheses decoded at once
-# Treebanks have two or three symbols for each word, and its number.
-_SYMBOLS_A_WORD, _MORE_SYMBOLS = 7, 12
+# Treebanks have two or three symbols for each word.
+_SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
@@ -90,8 +81,7 @@ class Parser:
         self.model = model
         self.tokenizer = tokenizer
         self.search = search or SearchSettings()
-        self._pieces = bracket_pieces(tokenizer.target)
-        self._is_numbered = any(meaning.number for meaning in self._pieces.meanings.values())
+        self._meanings = bracket_pieces(tokenizer.target)
 
     def __repr__(self) -> str:
         return summary("Parser", self.model, f"beam of {self.search.beam_size}")
@@ -120,8 +110,7 @@ class Parser:
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
         """The sentences that have words, with their pieces."""
         filled = [(place, list(words)) for place, words in enumerate(sentences) if words]
-        join = number_words if self._is_numbered else " ".join
-        ids = self.tokenizer.source.encode_batch([join(words) for _, words in filled])
+        ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
         return [_Sentence(place, words, [*own, eos]) for (place, words), own in zip(filled, ids, strict=True)]
 
@@ -132,23 +121,24 @@ class Parser:
     def _begin(self, batch: Sequence[_Sentence]) -> Search:
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
-        words = [len(sentence.words) for sentence in batch]
-        longest = [_SYMBOLS_A_WORD * count + _MORE_SYMBOLS for count in words]
+        target = self.tokenizer.target
+        words = [target.encode_batch([plain(word) for word in sentence.words]) for sentence in batch]
+        longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
         bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
-        rules = [BalancedBrackets(self._pieces, words, self.tokenizer.target.size)]
+        rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         if search.beam_size == 1:
             return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
         beam = Beam(beam_size=search.beam_size, alpha=search.length_penalty)
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        symbols = split_symbols("".join(self.tokenizer.target.pieces(best.ids)))
+        symbols = symbols_in("".join(self.tokenizer.target.pieces(best.ids)))
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
 
 
-def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
-    """What the pieces of a vocabulary mean in trees.
+def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
+    """What the pieces of a vocabulary mean in trees, by their ids.
 
     Raises:
         TransduceError: it has no symbols of trees.
@@ -156,22 +146,18 @@ def bracket_pieces(vocabulary: Vocabulary) -> BracketPieces:
     meanings = {
         id: _meaning(split_symbols(piece.text))
         for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
-        if piece.type == PieceType.USER_DEFINED
-        and (piece.text.startswith((OPENING, TAG, CLOSE)) or is_number(piece.text))
+        if piece.type == PieceType.USER_DEFINED and piece.text.startswith(MARK)
     }
     if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
         raise TransduceError(
             "A parser writes the symbols of trees, but this vocabulary has none: train it with `--task parsing`."
         )
-    silent = [vocabulary.id("▁")] if vocabulary.piece(vocabulary.id("▁")) == "▁" else []
-    return BracketPieces(meanings, silent, vocabulary.eos_id)
+    return meanings
 
 
 def _meaning(symbols: Sequence[str]) -> BracketPiece:
     """What a piece of one symbol or of several does."""
-    if is_number(symbols[0]):
-        return BracketPiece(number=ord(symbols[0]) - ord(number_of(0)) + 1)
-    return BracketPiece(*(sum(symbol.startswith(sign) for symbol in symbols) for sign in (OPENING, TAG, CLOSE)))
+    return BracketPiece(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 
 def load_parser(

@@ -11,82 +11,91 @@ from torch import Tensor
 
 _NEVER = float("-inf")
 # Constituents that begin at one word, one inside another: more than any treebank has.
-_MOST_OPENED_AT_ONCE = 12
+_MOST = 12
 
 
 class BracketPiece(NamedTuple):
-    """What a piece of a linearised tree does: it opens constituents; or stands for the next word, then closes some."""
+    """What a piece of a linearised tree does, in this order: closes constituents, opens some, places a word."""
 
+    closed: int = 0
     opened: int = 0
     words: int = 0
-    closed: int = 0
-    number: int = 0
-    """Of the next word among those that numbers begin again after, from 1; 0: it is no number."""
-
-
-class BracketPieces(NamedTuple):
-    """What the pieces of linearised trees mean, by their ids."""
-
-    meanings: Mapping[int, BracketPiece]
-    silent: Sequence[int]
-    """Pieces that may only come first, such as a space that a vocabulary begins every text with."""
-    eos_id: int
 
 
 class BalancedBrackets:
     """Forbids each piece that could not be continued to a tree over exactly the sentence's words.
 
-    A sentence of one word may be that word alone. With the greatest length there may still be hypotheses that are cut.
+    A word's own pieces come first, then what leads up to it. A sentence of one word may be that word alone. With the
+    greatest length there may still be hypotheses that are cut.
     """
 
-    def __init__(self, pieces: BracketPieces, words: Sequence[int], vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        meanings: Mapping[int, BracketPiece],
+        sentences: Sequence[Sequence[Sequence[int]]],
+        *,
+        vocabulary_size: int,
+        eos_id: int,
+    ) -> None:
         """
         Args:
-            pieces: what they mean.
-            words: how many words each sentence has, (N,).
+            meanings: of the pieces of linearised trees, by their ids.
+            sentences: the pieces of each word of each sentence.
             vocabulary_size: V.
+            eos_id: of the piece that ends a tree.
         """
-        self.words = torch.tensor(words)
-        self.eos_id = pieces.eos_id
-        counts = torch.zeros(4, vocabulary_size, dtype=torch.int64)
-        for id, meaning in pieces.meanings.items():
-            counts[:, id] = torch.tensor(meaning)
-        self.counts = counts
-        self.most = int(counts[3].max())
-        self.silent = torch.zeros(vocabulary_size, dtype=torch.bool)
-        self.silent[list(pieces.silent)] = True
+        self.eos_id = eos_id
+        self.meanings = torch.zeros(len(BracketPiece._fields), vocabulary_size, dtype=torch.int64)
+        for id, meaning in meanings.items():
+            self.meanings[:, id] = torch.tensor(meaning)
+        self.words = torch.tensor([len(words) for words in sentences])
+        # After the last word there is one of no pieces.
+        shape = (len(sentences), int(self.words.max()) + 1, max(len(word) for words in sentences for word in words))
+        self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
+        for row, words in enumerate(sentences):
+            for place, word in enumerate(words):
+                self.spelling[row, place, : len(word)] = torch.tensor(word)
+                self.spelling_lengths[row, place] = len(word)
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Sets the logits of what cannot follow to minus infinity; a hypothesis that has ended is left as it is."""
         device = logits.device
-        opens, says, closes, numbers = self.counts.to(device)  # (V,) each
-        opened, said, closed = opens[pieces], says[pieces], closes[pieces]  # (B, W, t)
+        closes, opens, says = self.meanings.to(device)  # (V,) each
+        closed, opened, said = closes[pieces], opens[pieces], says[pieces]  # (B, W, t)
         words = self.words.to(device)[rows][:, None, None]
-        depth = (opened.sum(-1) - closed.sum(-1))[..., None]  # (B, W, 1)
+        depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
         left = words - said.sum(-1)[..., None]  # (B, W, 1)
         begun = ((opened + said) > 0).any(-1)[..., None]
-        at_once = _opened_at_once(opened)[..., None]
+        at_once = _opened_at_once(opened, said)[..., None]
+        closes_rightly = (closes == 0) | ((at_once == 0) & (depth >= closes))
+        # What closes the root must have had all words; no constituent stands beside it.
+        kept = depth - closes
+        inside = (kept > 0) | ~begun
+        opens_rightly = (opens == 0) | ((left > 0) & inside & (torch.where(closes > 0, 0, at_once) + opens <= _MOST))
         alone = (words == 1) & ~begun
-        # What closes the root, or is it, must have had all words.
-        stays_whole = (depth - closes > 0) | ((depth - closes == 0) & (left == says))
-        may_open = (opens > 0) & (left > 0) & ((depth > 0) | ~begun) & (at_once + opens <= _MOST_OPENED_AT_ONCE)
-        may_say = (says > 0) & (left > 0) & ((depth > 0) | alone) & stays_whole
-        may_close = (closes > 0) & (says == 0) & (depth > 0) & (at_once == 0) & stays_whole
-        allowed = may_open | may_say | may_close  # (B, W, V)
-        if self.most:
-            count = said.sum(-1)
-            waits = ((numbers[pieces] > 0).sum(-1) == count)[..., None]  # for the next word's number, (B, W, 1)
-            is_next = numbers == (count % self.most + 1)[..., None]
-            may_number = is_next & (left > 0) & ((depth > 0) | ~begun)
-            allowed = torch.where(waits, may_number | may_close, may_open | may_say)
-        if not pieces.shape[-1]:
-            allowed |= self.silent.to(device)
+        says_rightly = (says == 0) | ((left > 0) & ((kept + opens > 0) | alone))
+        last = (opens == 0) & (says == 0)
+        ends_rightly = ~last | (kept > 0) | (left == 0)
+        allowed = closes_rightly & opens_rightly & says_rightly & ends_rightly & (closes + opens + says > 0)
+        self._spell(allowed, said, rows)
         allowed[..., self.eos_id] = (begun & (depth == 0) & (left == 0))[..., 0]
         ended = (pieces == self.eos_id).any(-1)
         return logits.masked_fill_(~(allowed | ended[..., None]), _NEVER)
 
+    def _spell(self, allowed: Tensor, said: Tensor, rows: Tensor) -> None:
+        """Where a word's own pieces are not all there, the next one is all that is allowed (B, W, V)."""
+        device = allowed.device
+        # Of the word, (B, W); hypotheses that cannot be, which fill up a beam, may go on behind the last one.
+        place = said.sum(-1).clamp(max=self.spelling.shape[1] - 1)
+        written = (said.flip(-1).cumsum(-1) == 0).sum(-1)  # pieces after the word before, (B, W)
+        of = (rows[:, None], place)
+        lacks = written < self.spelling_lengths.to(device)[of]
+        following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))]
+        only = torch.zeros_like(allowed).scatter_(-1, following[..., None], value=True)
+        allowed.copy_(torch.where(lacks[..., None], only, allowed))
 
-def _opened_at_once(opened: Tensor) -> Tensor:
-    """How many constituents the newest pieces open, without a word or a closing bracket after them, (B, W)."""
-    is_newest = (opened > 0).flip(-1).long().cumprod(-1).flip(-1)
+
+def _opened_at_once(opened: Tensor, said: Tensor) -> Tensor:
+    """How many constituents the newest pieces open, without a word after them, (B, W)."""
+    is_newest = ((opened > 0) & (said == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -256,8 +256,7 @@ def learn_tokenizer(
 ) -> tuple[Tokenizer, TokenizerSettings]:
     """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
     chosen = msgspec.structs.replace(choose(size), user_symbols=marks)
-    # Of two vocabularies, one of marks alone is small whatever was said.
-    adjust = settings.tokenizer.vocabulary_size is None or (bool(marks) and not chosen.joint)
+    adjust = settings.tokenizer.vocabulary_size is None
     folder.mkdir(parents=True, exist_ok=True)
     most = MAX_TRAINING_LINES // (2 if chosen.joint else 1)
     sample = folder / ".sample.jsonl"

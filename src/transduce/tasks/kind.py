@@ -122,8 +122,6 @@ class TaskKind(ABC, Generic[C]):
     """Whether small steps have a lower learning rate."""
     writes_translations: ClassVar[bool] = False
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
-    joint_vocabulary: ClassVar[bool] = True
-    """Whether both sides may have one vocabulary; `tokenizer.joint` then says whether they do."""
     fresh_parameters: ClassVar[tuple[str, ...]] = ()
     """What the names of parameters begin with that the model of `--from` may lack. It may then have others besides."""
 

@@ -1,12 +1,13 @@
 """Constituency parsing as sequence to sequence (section 6.3): sentences in, linearised trees out.
 
-The treebank's trees are both sides: their words are the source, their brackets with a tag for each word the target.
+The treebank's trees are both sides: their words are the source, and with their brackets and tags the target.
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from torch import Tensor
@@ -29,20 +30,19 @@ from transduce.text.linearized_trees import (
     build_tree,
     frequent_runs,
     linearize,
-    number_symbols,
-    number_words,
-    plain_words,
-    split_symbols,
-    symbols_of,
+    marked_pieces,
+    plain,
+    symbols_in,
+    write_line,
 )
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.settings import BestBy
 
-# The treebank's sentences and linearised trees, line by line.
+# The treebank's sentences and trees, line by line, and the pieces that are not of words.
 _SYMBOLS = "symbols.txt"
-_USUAL_MERGES = 128
+_USUAL_MERGES = 1_000
 _WORDS, _TREES = "{}words.txt", "{}trees.txt"
 F1: Final = "f1"
 
@@ -74,20 +74,6 @@ class ParsingDevSet:
         )
 
 
-class TreeForm(NamedTuple):
-    """How a tree becomes a pair of lines."""
-
-    tags: bool
-    """Whether words are their tags."""
-    numbers: bool
-    """Whether words are numbered on both sides."""
-
-    def write(self, tree: Tree) -> tuple[str, str]:
-        """The sentence, and the linearised tree."""
-        words, symbols = tree.words(), linearize(tree, tags=self.tags)
-        return (number_words(words), number_symbols(symbols)) if self.numbers else (" ".join(words), symbols)
-
-
 class Parsing(Translation):
     """A treebank."""
 
@@ -95,9 +81,8 @@ class Parsing(Translation):
     may_be_prepared = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    own_settings = ("tags", "numbers", "merges")
+    own_settings = ("tags", "merges")
     idle_filters = ("max_length_ratio", "drop_identical")
-    joint_vocabulary = False
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """The trees as sentences and symbols, in files line by line."""
@@ -110,18 +95,16 @@ class Parsing(Translation):
                     f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
-        form = TreeForm(tags=settings.task.tags is not False, numbers=settings.task.numbers is True)
-        merges = settings.task.merges
-        source, target = write_pairs(data.source, folder, "", form, anew=anew)
-        dev = write_pairs(data.dev_source, folder, "dev-", form, anew=anew) if data.dev_source else None
-        targets = [target] if dev is None else [target, dev[1]]
-        write_symbols(targets, folder / _SYMBOLS, _USUAL_MERGES if merges is None else merges, anew=anew)
+        parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
+        if anew or not (folder / _SYMBOLS).exists():
+            write_parts(parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges)
+        source, target, *dev = [str(path) for prefix in parts for path in _paths(folder, prefix)]
         return msgspec.structs.replace(
             data,
             source=(source,),
             target=(target,),
-            dev_source=() if dev is None else (dev[0],),
-            dev_target=() if dev is None else (dev[1],),
+            dev_source=tuple(dev[:1]),
+            dev_target=tuple(dev[1:]),
             format="lines",
         )
 
@@ -198,48 +181,45 @@ class Parsing(Translation):
         )
 
 
-def write_pairs(treebanks: Iterable[str], folder: Path, prefix: str, form: TreeForm, *, anew: bool) -> tuple[str, str]:
-    """Writes the sentences and the linearised trees of treebanks, line by line; returns where.
+def write_parts(parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None) -> None:
+    """Writes the sentences and trees of treebanks line by line, and the pieces that trees are written with.
 
     Args:
-        treebanks: files of trees.
+        parts: files of treebanks by the prefix of what is written; the training set has none and comes first.
         folder: of the run.
-        prefix: of the files' names.
-        form: of both.
-        anew: also where the files are there.
+        tags: whether each word's tag is written.
+        merges: so many frequent runs of the training set are one piece each.
 
     Raises:
         TransduceError: a treebank has something else in it, or no tree with words.
     """
-    words, trees = folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
-    if anew or not trees.exists():
-        found = [clean(tree) for path in treebanks for tree in read_trees(path)]
-        kept = [tree for tree in found if tree is not None]
-        if not kept:
-            raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(treebanks)}: check it.")
-        folder.mkdir(parents=True, exist_ok=True)
-        pairs = [form.write(tree) for tree in kept]
-        write_file(words, "".join(f"{sentence}\n" for sentence, _ in pairs).encode())
-        write_file(trees, "".join(f"{tree}\n" for _, tree in pairs).encode())
-    return str(words), str(trees)
+    sentences, rows = {}, {}
+    for prefix, files in parts.items():
+        trees = [tree for path in files for tree in map(clean, read_trees(path)) if tree is not None]
+        if not trees:
+            raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(files)}: check it.")
+        sentences[prefix] = [tree.words() for tree in trees]
+        rows[prefix] = [linearize(tree, tags=tags) for tree in trees]
+    runs = frequent_runs(rows[""], _USUAL_MERGES if merges is None else merges)
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix in parts:
+        pairs = list(zip(sentences[prefix], rows[prefix], strict=True))
+        source, target = _paths(folder, prefix)
+        _write_lines(source, (" ".join(map(plain, words)) for words, _ in pairs))
+        _write_lines(target, (write_line(words, row, runs) for words, row in pairs))
+    _write_lines(folder / _SYMBOLS, marked_pieces(itertools.chain(*rows.values()), runs))
 
 
-def write_symbols(targets: Sequence[str], path: Path, merges: int, *, anew: bool) -> None:
-    """Writes the pieces of linearised trees: each symbol, and runs of symbols that are frequent in training.
+def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:
+    """Of a part's sentences and trees."""
+    return folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
 
-    Args:
-        targets: files of linearised trees, the training set's first.
-        path: of the file with a piece a line.
-        merges: how many runs.
-        anew: also where that file is there.
-    """
-    if anew or not path.exists():
-        runs = frequent_runs(read_lines(targets[0]), merges) if merges else ()
-        symbols = symbols_of(line for target in targets for line in read_lines(target))
-        write_file(path, "".join(f"{symbol}\n" for symbol in (*symbols, *runs)).encode())
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    write_file(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:
     """The trees of the dev set."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
-    return [build_tree(split_symbols(target), plain_words(source)) for source, target in pairs]
+    return [build_tree(symbols_in(target), source.split()) for source, target in pairs]

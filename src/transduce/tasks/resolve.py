@@ -71,7 +71,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
     return TokenizerSettings(
         kind=said.kind,
         vocabulary_size=account.take("tokenizer.vocabulary_size", said.vocabulary_size, chosen),
-        joint=said.joint and kind_of(settings.task.kind).joint_vocabulary,
+        joint=said.joint,
         byte_fallback=not by_character if said.byte_fallback is None else said.byte_fallback,
         character_coverage=said.character_coverage,
         nfc=said.nfc,

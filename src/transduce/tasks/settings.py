@@ -72,9 +72,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     next_sentence: bool | None = None
     # Of parsing: whether the tag of each word is written too; None: it is.
     tags: bool | None = None
-    # Of parsing: whether words are numbered in sentences and trees; None: they are not.
-    numbers: bool | None = None
-    # Of parsing: so many frequent runs of symbols are written as one piece each; None: 128.
+    # Of parsing: of what lies between two words, so many most frequent runs of symbols are one piece each; None: 1,000.
     merges: int | None = None
     # Of time series: what is read of them, and what is foretold.
     series: SeriesSettings | None = None

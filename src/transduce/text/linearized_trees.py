@@ -1,113 +1,108 @@
-"""A tree as a sequence of symbols, for sequence to sequence, and back: whatever the symbols are, a tree over the words.
+"""A tree as a line of text, for sequence to sequence, and back: whatever a model writes, a tree over the words.
 
-`(NP` opens a constituent, `)` closes one, `/NN` stands for the next word by its tag. The words themselves are not
-said, so none can be lost or changed (Vinyals et al. 2015, "Grammar as a Foreign Language").
+`NP(` opens a constituent, `)` closes one, and `NN/` stands for a word by its tag. All that lies between two words is
+one run, with the tag of the second: `)VP(VBD/`. The line has each word, then the run that leads up to it:
 
-Which word is the next, nothing in such a row tells but counting. So words may be numbered: a character stands behind
-each word of the sentence, and the same one in the row before what opens at that word.
+    The⟩S(NP(DT/ cat⟩NN/ slept⟩)VP(VBD/ .⟩)./⟩)
+
+Vinyals et al. 2015 ("Grammar as a Foreign Language") write no words. But then nothing tells which word is the next one
+but counting, and a decoder loses count; that it reads each word before it places it makes it learn many times as fast.
 """
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from transduce.errors import TransduceError
 from transduce.text.trees import MOST_DEPTH, UNKNOWN_TAG, Tree
 
 CLOSE = ")"
 OPENING, TAG = "(", "/"
+# Stands before each piece that is not of a word; a word that has it is written with its likeness.
+MARK, _LIKENESS = "⟩", "〉"
 # The label of a constituent that had to be made up: nearly all of a treebank's roots.
 _MADE_UP = "S"
-# Numbers begin again after so many; characters that no script uses stand for them.
-NUMBERS, _FIRST_NUMBER = 64, 0xE000
-_ANY_NUMBER = f"[{chr(_FIRST_NUMBER)}-{chr(_FIRST_NUMBER + NUMBERS - 1)}]"
-# Symbols are set apart by how they begin, and the vocabulary is given as a list with commas.
-_NAME = rf"[^\s()/▁{_ANY_NUMBER[1:-1]}]+"
-_SYMBOL = re.compile(rf"[(/]{_NAME}|\)|{_ANY_NUMBER}")
-_RUN = re.compile(rf"(?:\({_NAME}){{2,}}|/{_NAME}\)+")
-_FIRST_OF_WORD = re.compile(rf"(?:\({_NAME})*/{_NAME}")
+_NAME = r"[^\s()/▁⟩]+"
+_SYMBOL = re.compile(rf"{_NAME}[(/]|\)")
+_RUN = re.compile(rf"\)*(?:{_NAME}\()*{_NAME}/|\)+")
+_MARKED = re.compile(rf"{MARK}([^{MARK}\s]+)")
 _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
 def linearize(tree: Tree, *, tags: bool = True) -> str:
-    """The symbols of a tree in a row: (S(NP/PRP)(VP/VBP)).
+    """The symbols of a tree in a row, without its words: S(NP(PRP/)VP(VBP/)).
 
     Args:
         tree: cleaned.
-        tags: say each word's tag; otherwise `/XX` stands for every word.
+        tags: say each word's tag; otherwise `XX/` stands for every word.
 
     Raises:
         TransduceError: a label has a character that symbols cannot have.
     """
     if tree.word is not None:
-        return TAG + (_named(tree.label) if tags else UNKNOWN_TAG)
-    return OPENING + _named(tree.label) + "".join(linearize(child, tags=tags) for child in tree.children) + CLOSE
+        return (_named(tree.label) if tags else UNKNOWN_TAG) + TAG
+    return _named(tree.label) + OPENING + "".join(linearize(child, tags=tags) for child in tree.children) + CLOSE
 
 
 def _named(label: str) -> str:
+    # The vocabulary is given as a list with commas.
     name = label.replace(_COMMA, _COMMA_NAME)
-    if not _SYMBOL.fullmatch(OPENING + name):
-        raise TransduceError(f'A label must have no space, bracket or / in it, but one is "{label}": rename it.')
+    if not re.fullmatch(_NAME, name):
+        raise TransduceError(
+            f'A label must have no space, bracket, / or {MARK} in it, but one is "{label}": rename it.'
+        )
     return name
 
 
-def _label(name: str) -> str:
-    return name.replace(_COMMA_NAME, _COMMA)
-
-
-def number_of(place: int) -> str:
-    """The character that stands for the word of this place in its sentence."""
-    return chr(_FIRST_NUMBER + place % NUMBERS)
-
-
-def is_number(symbol: str) -> bool:
-    """Whether a symbol is such a character."""
-    return re.fullmatch(_ANY_NUMBER, symbol) is not None
-
-
-def number_words(words: Iterable[str]) -> str:
-    """The words with spaces between them, and its number behind each."""
-    return " ".join(word + number_of(place) for place, word in enumerate(words))
-
-
-def plain_words(text: str) -> list[str]:
-    """The words again."""
-    return re.sub(_ANY_NUMBER, "", text).split()
-
-
-def number_symbols(text: str) -> str:
-    """A linearised tree with the number of each word before it, and before the brackets that open there."""
-    places = itertools.count()
-    return _FIRST_OF_WORD.sub(lambda found: number_of(next(places)) + found[0], text)
+def _label(symbol: str) -> str:
+    return symbol[:-1].replace(_COMMA_NAME, _COMMA)
 
 
 def split_symbols(text: str) -> list[str]:
-    """The symbols in a text, in order; what is none is passed over."""
+    """The symbols in a row, in order; what is none is passed over."""
     return _SYMBOL.findall(text)
 
 
-def symbols_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """All symbols that occur in linearised trees, sorted."""
-    return tuple(sorted({symbol for text in texts for symbol in split_symbols(text)} | {CLOSE}))
-
-
-def frequent_runs(texts: Iterable[str], most: int) -> tuple[str, ...]:
-    """Runs of symbols that are worth a piece of their own, so that sequences get shorter: `(S(NP`, `/NN))`.
-
-    A run opens several constituents, or is a word with the brackets that close after it. Those that save most symbols
-    are chosen.
+def frequent_runs(rows: Iterable[str], most: int) -> frozenset[str]:
+    """The most frequent runs of several symbols, which are worth a piece each: `S(NP(DT/`, `)VP(VBZ/`, `))`.
 
     Args:
-        texts: linearised trees.
+        rows: of symbols.
         most: how many runs.
     """
-    counts: Counter[str] = Counter()
-    for run in (run for text in texts for run in _RUN.findall(text)):
-        symbols = split_symbols(run)
-        counts.update("".join(symbols[:length]) for length in range(2, len(symbols) + 1))
-    ranked = sorted(counts, key=lambda run: (-counts[run] * (len(split_symbols(run)) - 1), run))
-    return tuple(ranked[:most])
+    counts = Counter(run for row in rows for run in _RUN.findall(row) if len(split_symbols(run)) > 1)
+    return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:most])
+
+
+def marked_pieces(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
+    """All that is written beside words: each symbol of these rows, and these runs, marked and sorted."""
+    symbols = {symbol for row in rows for symbol in split_symbols(row)}
+    return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
+
+
+def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
+    """The words with the runs that lead up to them, as a model learns to write them.
+
+    Args:
+        words: of the sentence.
+        row: its tree's symbols, without words.
+        runs: those with a piece of their own; others are written symbol by symbol.
+    """
+    line, left = "", iter(words)
+    for run in _RUN.findall(row):
+        word = f" {plain(next(left))}" if run.endswith(TAG) else ""
+        line += word + "".join(MARK + piece for piece in ([run] if run in runs else split_symbols(run)))
+    return line.strip()
+
+
+def plain(word: str) -> str:
+    """The word without marks."""
+    return word.replace(MARK, _LIKENESS)
+
+
+def symbols_in(line: str) -> list[str]:
+    """The symbols in a line, whatever else is in it."""
+    return [symbol for marked in _MARKED.findall(line) for symbol in split_symbols(marked)]
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
@@ -143,10 +138,10 @@ class _Builder:
 
     def take(self, symbol: str) -> None:
         """The next symbol; what cannot be right here is passed over."""
-        if self._used < len(self._words) and symbol.startswith(OPENING) and len(self._open) < MOST_DEPTH - 1:
-            self._open.append((_label(symbol[1:]), []))
-        elif self._used < len(self._words) and symbol.startswith(TAG):
-            self._add_word(_label(symbol[1:]))
+        if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MOST_DEPTH - 1:
+            self._open.append((_label(symbol), []))
+        elif self._used < len(self._words) and symbol.endswith(TAG):
+            self._add_word(_label(symbol))
         elif symbol == CLOSE and self._open and not self._closes_too_early:
             self._close()
 

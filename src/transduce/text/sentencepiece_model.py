@@ -62,8 +62,9 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise TransduceError(
                 f"`tokenizer.character_coverage` must be from 0.98 to 1, but is {self.character_coverage}."
             )
+        times = Counter(self.user_symbols)
         for symbol in self.user_symbols:
-            if not symbol or re.search(r"[\s▁,]", symbol) or self.user_symbols.count(symbol) > 1:
+            if not symbol or re.search(r"[\s▁,]", symbol) or times[symbol] > 1:
                 raise TransduceError(
                     "`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "
                     f'"{symbol}": change it.'
