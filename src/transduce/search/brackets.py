@@ -1,6 +1,6 @@
 """A rule by which every hypothesis is a tree over its sentence's words: brackets balance, and each word is there once.
 
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, K kinds of pieces, t pieces so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,12 +45,15 @@ class BalancedBrackets:
             eos_id: of the piece that ends a tree.
         """
         self.eos_id = eos_id
-        self.meanings = torch.zeros(len(BracketPiece._fields), vocabulary_size, dtype=torch.int64)
-        for id, meaning in meanings.items():
-            self.meanings[:, id] = torch.tensor(meaning)
+        # Whatever names they write, pieces that do the same may follow at the same places: there are few kinds.
+        kinds = list(dict.fromkeys([BracketPiece(), *meanings.values()]))
+        self.kinds = torch.tensor(kinds).T  # (3, K)
+        self.kind_of = torch.zeros(vocabulary_size, dtype=torch.int64)
+        self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])
         self.words = torch.tensor([len(words) for words in sentences])
         # After the last word there is one of no pieces.
-        shape = (len(sentences), int(self.words.max()) + 1, max(len(word) for words in sentences for word in words))
+        longest = max(len(word) for words in sentences for word in words)
+        shape = (len(sentences), int(self.words.max()) + 1, max(1, longest))
         self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
         for row, words in enumerate(sentences):
             for place, word in enumerate(words):
@@ -60,8 +63,9 @@ class BalancedBrackets:
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Sets the logits of what cannot follow to minus infinity; a hypothesis that has ended is left as it is."""
         device = logits.device
-        closes, opens, says = self.meanings.to(device)  # (V,) each
-        closed, opened, said = closes[pieces], opens[pieces], says[pieces]  # (B, W, t)
+        closes, opens, says = self.kinds.to(device)  # (K,) each
+        kind_of = self.kind_of.to(device)
+        closed, opened, said = (each[kind_of[pieces]] for each in (closes, opens, says))  # (B, W, t)
         words = self.words.to(device)[rows][:, None, None]
         depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
         left = words - said.sum(-1)[..., None]  # (B, W, 1)
@@ -76,7 +80,8 @@ class BalancedBrackets:
         says_rightly = (says == 0) | ((left > 0) & ((kept + opens > 0) | alone))
         last = (opens == 0) & (says == 0)
         ends_rightly = ~last | (kept > 0) | (left == 0)
-        allowed = closes_rightly & opens_rightly & says_rightly & ends_rightly & (closes + opens + says > 0)
+        follows = closes_rightly & opens_rightly & says_rightly & ends_rightly & (closes + opens + says > 0)
+        allowed = follows.index_select(-1, kind_of)  # (B, W, V)
         self._spell(allowed, said, rows)
         allowed[..., self.eos_id] = (begun & (depth == 0) & (left == 0))[..., 0]
         ended = (pieces == self.eos_id).any(-1)
@@ -89,10 +94,9 @@ class BalancedBrackets:
         place = said.sum(-1).clamp(max=self.spelling.shape[1] - 1)
         written = (said.flip(-1).cumsum(-1) == 0).sum(-1)  # pieces after the word before, (B, W)
         of = (rows[:, None], place)
-        lacks = written < self.spelling_lengths.to(device)[of]
-        following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))]
-        only = torch.zeros_like(allowed).scatter_(-1, following[..., None], value=True)
-        allowed.copy_(torch.where(lacks[..., None], only, allowed))
+        lacks = (written < self.spelling_lengths.to(device)[of])[..., None]
+        following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))][..., None]
+        allowed.logical_and_(~lacks).scatter_(-1, following, allowed.gather(-1, following) | lacks)
 
 
 def _opened_at_once(opened: Tensor, said: Tensor) -> Tensor:
