@@ -50,7 +50,7 @@ def demo(
     Returns:
         How many held-out sentences came out exactly right.
     """
-    out, console = Path(out), Console(highlight=False)
+    out, console = Path(out).resolve(), Console(highlight=False)
     corpus = generate()
     text = out.with_name(f"{out.name}-text")
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):

@@ -10,7 +10,7 @@ from pathlib import Path
 _MAPPINGS = Path("/proc/self/smaps")  # Linux's
 _MAPPING = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
-    r"(?:.*\n)*?Private_Dirty: +(?P<dirty>\d+) kB$",
+    r"(?:.*\n)*?Private_Dirty: +(?P<dirty>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
     re.MULTILINE,
 )
 
@@ -48,6 +48,10 @@ def release_library(name: str) -> None:
     if not _MAPPINGS.exists():
         return
     for found in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
-        if Path(found["path"]).name.startswith(name) and "w" not in found["rights"] and found["dirty"] == "0":
+        if (
+            Path(found["path"]).name.startswith(name)
+            and "w" not in found["rights"]
+            and found["dirty"] == found["swapped"] == "0"
+        ):
             start, end = int(found["start"], 16), int(found["end"], 16)
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

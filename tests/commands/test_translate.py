@@ -1,5 +1,6 @@
 """`transduce translate` for large files: shards, workers, and going on after a kill; and its options on search."""
 
+import io
 import os
 import signal
 import subprocess
@@ -109,6 +110,46 @@ def test_output_is_what_standard_output_would_be(
     assert output.read_bytes() == printed.encode()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_written_to_and_a_link_stays_one(
+    capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    """A file in place of what is none would take a device away from the whole system."""
+    file, pipe, link = write_lines("in.zh", lines[:3]), tmp_path / "pipe", tmp_path / "link"
+    printed = run(capsys, trained, file, *QUICK)
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    run(capsys, trained, file, "--output", pipe, *QUICK)
+    assert reader.communicate()[0] == printed.encode()
+    assert pipe.is_fifo()
+    assert main(["translate", str(trained), str(file), "--output", str(pipe), "--resume", *QUICK]) == 2
+    assert f"--resume goes on with a file, but {pipe} is none" in capsys.readouterr().err
+    (tmp_path / "target").write_text("old", "utf-8")
+    link.symlink_to("target")
+    run(capsys, trained, file, "--output", link, *QUICK)
+    assert (tmp_path / "target").read_bytes() == printed.encode()
+    assert link.is_symlink()
+
+
+def test_a_dash_is_standard_input_or_output(
+    capsys: Capture, trained: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{lines[0]}\n".encode())))
+    assert run(capsys, trained, "-", "--output", "-", *QUICK).count("\n") == 1
+
+
+def test_phrases_may_come_through_a_pipe(
+    capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    file, output = write_lines("in.zh", lines[:2]), tmp_path / "out.en"
+    reading, writing = os.pipe()
+    os.write(writing, b"milk\n\n")
+    os.close(writing)
+    run(capsys, trained, file, "--phrases", f"/dev/fd/{reading}", "--output", output, *COMPUTING)
+    os.close(reading)
+    assert "milk" in output.read_text("utf-8").split("\n")[0]
+
+
 def test_several_models_translate_together(
     capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str]
 ) -> None:
@@ -148,6 +189,16 @@ def test_options_on_search_reach_it(
         (["--resume"], "--resume goes on with a file, but none is named: say --output FILE"),
         (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
         (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
+        (
+            ["--coverage-penalty", "1", "--beam-size", "1"],
+            "`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.",
+        ),
+        (["--diversity-penalty", "1"], "`--diversity-penalty` is for groups of a beam: say how many with"),
+        (
+            ["--sample", "--beam-size", "2"],
+            "`--beam-size` says how to search, but --sample draws: leave one of them out",
+        ),
+        (["--prefix", "\udcff", "--output", "unwritten"], r"'\udcff' is no text in UTF-8: write it so, or put it into a file."),
         (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
         (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
         (["--temperature", "0.5"], "`--temperature` says how to draw translations: add --sample, or leave it out."),

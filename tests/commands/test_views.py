@@ -146,6 +146,7 @@ def test_links_there_and_back() -> None:
         (["positions", "--length", "20", "--d-model", "16"], "Sinusoidal positions"),
         (["rotation", "--length", "9"], "Query · key after the rotation"),
         (["masks", "--length", "5", "--padding", "2"], "Padding mask"),
+        (["masks", "--length", "1"], "Padding mask"),
         (
             ["schedule", "--warmup", "100", "200", "--schedule", "linear", "--steps", "500"],
             "linear, d_model 512, warm-up 200",

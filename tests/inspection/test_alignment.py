@@ -78,6 +78,19 @@ def test_a_batch_changes_nothing(translator: Translator, known: list[KnownAlignm
         assert np.allclose(maps.nowhere, alone.nowhere, atol=1e-5)
 
 
+def test_a_batch_is_no_larger_than_memory_allows(
+    translator: Translator, known: list[KnownAlignment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [each.pair for each in known[:5]]
+    wanted = [maps.heads for maps in word_maps(translator, pairs)]
+    monkeypatch.setattr("transduce.inspection.word_maps._MOST_WEIGHTS", 1)
+    found = [maps.heads for maps in word_maps(translator, pairs)]
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+    monkeypatch.setattr("transduce.inspection.word_maps.MOST_PIECES", 8)
+    with pytest.raises(TransduceError, match=r"at most 8 pieces for its words to be linked, but “今天"):
+        list(word_maps(translator, [word_pair("今天老师喜欢苹果。" * 3, "x")]))
+
+
 def test_attention_of_a_target_word_adds_up(translator: Translator) -> None:
     words = ["今天", "老师", "喜欢", "苹果", "。"]
     (maps,) = word_maps(translator, [word_pair("".join(words), "the teacher like apples today.", words)])

@@ -85,6 +85,8 @@ def test_a_forbidden_piece_does_not_stand_at_its_place(translator: Translator, s
     both = intervene(translator, SENTENCE, Intervention(step=1, forbid=(first[1],)), search=search)
     assert both.after.pieces[0] == first[0]
     assert both.after.pieces[1] != first[1]
+    at_once = intervene(translator, SENTENCE, Intervention(step=0, forbid=(first[0],)), search=search)
+    assert at_once.after.pieces[0] != first[0]
     again = intervene(
         translator, SENTENCE, Intervention(step=1, forbid=(first[1], both.after.pieces[1])), search=search
     )

@@ -190,6 +190,17 @@ def test_other_models_are_decoded_by_the_flat_state(changes: dict[str, object]) 
 
 
 @torch.inference_mode()
+def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> None:
+    model = build({})
+    output = vars(model.decoder_layers[0].self_attention.output)
+    assert isinstance(start_fast(model, SOURCES), NativeState)
+    output["forward"] = torch.zeros_like
+    assert isinstance(start_fast(model, SOURCES), FlatState)
+    del output["forward"]
+    assert isinstance(start_fast(model, SOURCES), NativeState)
+
+
+@torch.inference_mode()
 def test_traces_are_refused() -> None:
     from transduce.model.attention import AttentionTrace
 

@@ -88,9 +88,14 @@ def test_a_processor_without_them_computes_in_fp32(monkeypatch: pytest.MonkeyPat
     ("cuda", True, True, "the GPU"), ("cpu", True, True, "AMX"), ("cpu", False, True, "AVX-512"),
 ])  # fmt: skip
 def test_bf16_says_why(device: str, amx: bool, bf16: bool, reason: str) -> None:
-    machine = Machine(device=device, threads=1, amx=amx, avx512_bf16=bf16)
+    machine = Machine(device=device, threads=1, amx=amx, avx512_bf16=bf16, gpu_bf16=device == "cuda")
     assert machine.precision == "bf16"
     assert reason in machine.precision_reason
+
+
+def test_an_old_gpu_computes_in_fp32() -> None:
+    machine = Machine(device="cuda", threads=1, amx=True, avx512_bf16=True)
+    assert (machine.precision, machine.precision_reason) == ("fp32", "this GPU has no units for bfloat16")
 
 
 @pytest.mark.parametrize("device", ["tpu", "cudaa", "cuda:", "cuda:x", "CPU", "cpu:0", ""])
@@ -108,7 +113,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         detect_machine("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5) if device == "cuda:1" else (9, 0))
     assert detect_machine("auto", 1).device == "cuda"
+    assert [detect_machine(device, 1).precision for device in ("cuda", "cuda:1")] == ["bf16", "fp32"]
     assert detect_machine("cuda:1", 1).device == "cuda:1"
     with pytest.raises(TransduceError, match="`cuda:2` was asked for, but PyTorch finds 2 GPUs, counted from 0 here"):
         detect_machine("cuda:2")

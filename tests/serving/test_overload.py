@@ -205,8 +205,9 @@ def test_keys_are_read_from_a_file(tmp_path: Any) -> None:
     from transduce.errors import TransduceError
 
     path = tmp_path / "keys"
-    path.write_text("# mine\none\n\n two \n", "utf-8")
-    assert read_api_keys(path) == ("one", "two")
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("# mine\none\n\n two \n", encoding)
+        assert read_api_keys(path) == ("one", "two")
     path.write_text("# none\n", "utf-8")
     with pytest.raises(TransduceError, match=r"must hold an API key a line, but holds none"):
         read_api_keys(path)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import add_computing, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.durable import write_file
 from transduce.errors import TransduceError
@@ -21,7 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
-    add("text", nargs="?", metavar="FILE", help="texts, one a line; standard input where nothing is said")
+    add(
+        "text",
+        nargs="?",
+        metavar="FILE",
+        type=or_standard,
+        help="texts, one a line; standard input where nothing is said",
+    )
     add(
         "--probabilities",
         type=int,
@@ -32,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after each label its probability, and the next ones up to N labels; all where N is not said",
     )
     add("--labels", metavar="FILE", help="the right labels, one a line: report the accuracy, print no labels")
-    add("--output", metavar="FILE", help="write the labels here")
+    add("--output", metavar="FILE", type=or_standard, help="write the labels here")
     add("--json", metavar="PATH", help="with --labels: write the report as JSON; - for standard output")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes a line for each text, or a report."""
-    check_writable(options.output, None if options.json == "-" else options.json)
+    check_writable(options.output, report=options.json)
     if options.json and not options.labels:
         raise TransduceError("`--json` is the report on `--labels`: name the right labels too, or leave it out.")
     classifier = load_classifier(

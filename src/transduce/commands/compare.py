@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.commands.options import (
+    SEARCH_OPTIONS,
     add_computing,
     add_scoring,
     add_search,
@@ -13,6 +14,7 @@ from transduce.commands.options import (
     decoding_record,
     load_translator,
     read_side_by_side,
+    refuse_beside,
     search_settings,
     write_report,
 )
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
     names = _names(options.a, options.b)
     _check_options(options, names)
-    check_writable(options.json)
+    check_writable(report=options.json)
     # Whatever is wrong with a file is told before a model translates any; a pipe can be read only once.
     given = [place for place in (options.a, options.b) if not Path(place).is_dir()]
     paths = list(dict.fromkeys(filter(None, [options.source, *given, options.reference])))
@@ -81,11 +83,15 @@ class _System(msgspec.Struct, frozen=True):
 
 
 def _check_options(options: argparse.Namespace, names: tuple[str, str]) -> None:
-    search_settings(options)
+    folders = [place for place in (options.a, options.b) if Path(place).is_dir()]
+    for folder in folders:
+        search_settings(options, folder)
+    if not folders:
+        refuse_beside(options, SEARCH_OPTIONS, "says how to translate, but both are translations: leave it out.")
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
-    for place in (options.a, options.b):
-        if Path(place).is_dir() and options.source is None:
+    for place in folders:
+        if options.source is None:
             raise TransduceError(f"{place} is a model, which needs sentences to translate: give --source.")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.commands.options import check_writable, write_report
+from transduce.commands.options import check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output
 from transduce.data.series_files import read_table
 from transduce.data.series_scale import Numbers
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score", action="store_true", help="foretell the table's own points instead, and report the errors")
     add("--last", type=int, metavar="N", help="with --score: only the last N points of the table")
     add("--season", type=int, metavar="N", help="with --score: points of a season, which the errors are compared with")
-    add("--output", metavar="FILE", help="write the table here")
+    add("--output", metavar="FILE", type=or_standard, help="write the table here")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
     add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes a table, or a report."""
-    check_writable(options.output, None if options.json == "-" else options.json)
+    check_writable(options.output, report=options.json)
     _check(options)
     forecaster = load_forecaster(
         options.model, precision=options.precision, device=options.device, threads=options.threads

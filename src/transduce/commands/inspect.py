@@ -41,9 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
     Of a pronoun it prints where each head looks; a model that translates nothing has only that to show.
     """
-    check_writable(options.html, None if options.json == "-" else options.json)
+    check_writable(options.html, report=options.json)
     _check_pronoun(options)
-    search_settings(options)  # refuses what is out of range before a model is loaded
+    search_settings(options, options.model)  # refuses what is out of range before a model is loaded
     if options.pronoun is None:
         translator = load_translator(options.model, options)
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
             option = argument.partition("=")[0]
             if option == "--":
                 break
-            if option.startswith("--") and option not in self._option_string_actions:
+            if option.startswith("--") and " " not in option and option not in self._option_string_actions:
                 near = difflib.get_close_matches(option, list(self._option_string_actions), 1)
                 self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
         return self.parse_intermixed_args(arguments)
@@ -114,6 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone, as in `transduce translate … | head`. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except UnicodeEncodeError:
+        strange = next((argument for argument in arguments if any("\ud800" <= c <= "\udfff" for c in argument)), None)
+        if strange is None:
+            raise
+        sys.stderr.write(f"transduce: {strange!a} is no text in UTF-8: write it so, or put it into a file.\n")
+        return 2
     except OSError as error:
         if error.strerror is None:
             raise

@@ -31,6 +31,20 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
     )
 
 
+SEARCH_OPTIONS = (
+    "beam_size",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeated_ngrams",
+    "coverage_penalty",
+    "diverse_groups",
+    "diversity_penalty",
+    "forbid",
+    "strict",
+)
+
+
 def add_search(parser: argparse.ArgumentParser) -> None:
     """How to search, where it shall not be as the model's folder says."""
     parser.add_argument(
@@ -125,29 +139,22 @@ def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
-def search_settings(
-    options: argparse.Namespace, folder: str | None = None, *, n_best: int | None = None
-) -> SearchSettings:
+def search_settings(options: argparse.Namespace, folder: str, *, n_best: int | None = None) -> SearchSettings:
     """The options of `add_search`, and for what they do not say the settings in a model's folder.
 
     Raises:
         TransduceError: one is out of its range, which is better said before a model is loaded.
     """
-    said = {
-        "beam_size": options.beam_size,
-        "length_penalty": options.length_penalty,
-        "n_best": n_best,
-        "max_length": options.max_length,
-        "min_length": options.min_length,
-        "no_repeated_ngrams": options.no_repeated_ngrams,
-        "coverage_penalty": options.coverage_penalty,
-        "diverse_groups": options.diverse_groups,
-        "diversity_penalty": options.diversity_penalty,
-        "forbidden": None if options.forbid is None else tuple(options.forbid),
-        "strict": options.strict,
-    }
-    base = SearchSettings() if folder is None else read_search_settings(Path(folder))
-    return msgspec.structs.replace(base, **{name: value for name, value in said.items() if value is not None})
+    said = {name: vars(options)[name] for name in SEARCH_OPTIONS} | {"n_best": n_best}
+    forbidden = said.pop("forbid")
+    said["forbidden"] = None if forbidden is None else tuple(forbidden)
+    base = read_search_settings(Path(folder))
+    search = msgspec.structs.replace(base, **{name: value for name, value in said.items() if value is not None})
+    if options.coverage_penalty and search.beam_size == 1:
+        raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    if options.diversity_penalty is not None and search.diverse_groups == 1:
+        raise TransduceError("`--diversity-penalty` is for groups of a beam: say how many with --diverse-groups.")
+    return search
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
@@ -159,13 +166,24 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
     return always | shown | {"precision": precision}
 
 
-def check_writable(*paths: str | None) -> None:
-    """Refuses, before any work is done, what could not be written after it; `-` is standard output.
+def or_standard(path: str) -> str | None:
+    """The type of an option for a file in place of standard input or output, which `-` stands for."""
+    return None if path == "-" else path
+
+
+def check_writable(*paths: str | None, report: str | None = None) -> None:
+    """Refuses, before any work is done, what could not be written after it.
+
+    Args:
+        paths: files, or None.
+        report: one that may be `-`, standard output.
 
     Raises:
-        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself.
+        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself, or `-`.
     """
-    for path in (Path(path) for path in paths if path and path != "-"):
+    if "-" in paths:
+        raise TransduceError("`-` would be standard output, but a file is needed here: name one.")
+    for path in (Path(path) for path in (*paths, or_standard(report or "-")) if path):
         if not path.parent.is_dir():
             raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
         if path.is_dir():

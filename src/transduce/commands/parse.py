@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import add_computing, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.durable import write_file
 from transduce.errors import TransduceError
@@ -41,18 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
-    add("text", nargs="?", metavar="FILE", help="sentences, one a line, words separated by spaces; else standard input")
+    add(
+        "text",
+        nargs="?",
+        metavar="FILE",
+        type=or_standard,
+        help="sentences, one a line, words separated by spaces; else standard input",
+    )
     add("--pretty", action="store_true", help="draw each tree on several lines, with an empty line after it")
     add("--beam-size", type=int, metavar="N", help="hypotheses kept at each step; 1 is greedy; as the folder says")
     add("--reference", metavar="TREEBANK", help="parse its sentences and report the brackets, print no trees")
-    add("--output", metavar="FILE", help="write the trees here")
+    add("--output", metavar="FILE", type=or_standard, help="write the trees here")
     add("--json", metavar="PATH", help="with --reference: write the report as JSON; - for standard output")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes a tree for each sentence, or a report."""
-    check_writable(options.output, None if options.json == "-" else options.json)
+    check_writable(options.output, report=options.json)
     if options.json and not options.reference:
         raise TransduceError("`--json` is the report on `--reference`: name a treebank too, or leave it out.")
     if options.reference and options.text:

@@ -10,7 +10,7 @@ from typing import get_args
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.inspection.charts import Chart
-from transduce.inspection.plots_files import SUFFIXES, save_chart
+from transduce.inspection.plots_files import SUFFIXES, check_picture, save_chart
 from transduce.inspection.plots_terminal import draw_chart
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
@@ -72,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     """Draws."""
     _check_options(options)
     check_writable(options.out)
+    if options.out is not None:
+        check_picture(Path(options.out))
     chart = _CHARTS[options.kind](options)
     if options.out is not None:
         save_chart(chart, Path(options.out))
@@ -86,6 +88,7 @@ def _check_options(options: argparse.Namespace) -> None:
     """Refuses options that the kind has no use for, and fills in what was not said."""
     items, takes = _TAKES[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
+    said_padding = options.padding is not None
     for name in {name for _, names in _TAKES.values() for name in names}:
         said = vars(options)[name] is not None
         if said and name not in takes:
@@ -94,6 +97,8 @@ def _check_options(options: argparse.Namespace) -> None:
             )
         if not said:
             vars(options)[name] = defaults.get(name)
+    if options.kind == "masks" and not said_padding:
+        options.padding = min(options.padding, max(0, options.length - 1))
     least = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
     if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
         raise TransduceError(

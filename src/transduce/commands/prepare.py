@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prepares, and prints what came out. Ctrl-C and SIGTERM leave nothing behind."""
-    check_writable(None if options.json == "-" else options.json)
+    check_writable(report=options.json)
     check_folder(options.out)
     with _cleaning_up_on_sigterm():
         write_report(_prepare(options), options.json)

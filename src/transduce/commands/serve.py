@@ -85,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     from transduce.serving.service import Service
 
     settings = serving_settings(options)
-    search_settings(options)  # an option that is out of its range is better told before models are loaded
+    for said in options.models:  # an option that is out of its range is better told before models are loaded
+        search_settings(options, str(parse_model(said)[1]))
     opened = open_socket(settings.host, settings.port)
     # While models are loaded nobody waits for an answer yet.
     with contextlib.closing(opened), handled(_leave):

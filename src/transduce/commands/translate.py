@@ -17,6 +17,7 @@ from transduce.commands.options import (
     add_search,
     check_writable,
     load_translator,
+    or_standard,
     refuse_beside,
     search_settings,
     threads_to_use,
@@ -34,6 +35,7 @@ from transduce.text.files import read_lines
 _SECONDS_BETWEEN_REPORTS = 10.0
 # Options that `SamplingSettings` has the usual values of.
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
     """Large files: --output, --resume, --shard, --workers."""
-    parser.add_argument("--output", metavar="FILE", help="write here, whole or not at all, instead of standard output")
+    parser.add_argument(
+        "--output", metavar="FILE", type=or_standard, help="write here, whole or not at all, instead of standard output"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --output")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="only lines I, I + N, … of the input")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which divide the threads")
@@ -107,10 +111,12 @@ def run(options: argparse.Namespace) -> int:
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
     waiting = portions(lines, shard=shard, phrases=phrases)
-    if options.output:
+    if options.output and not is_device(options.output):
         write_to_file(options, folders, job, waiting)
         return 0
-    with standard_output() as output:
+    if options.resume:
+        raise TransduceError(f"--resume goes on with a file, but {options.output} is none: leave it out.")
+    with open_device(options.output) if options.output else standard_output() as output:
         for _, text in translated(options, folders, job, waiting):
             output.write(text)
             output.flush()
@@ -120,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     """The model folders, and the text file where the last of several names is none of them."""
     if len(paths) > 1 and not Path(paths[-1]).is_dir():
-        return paths[:-1], paths[-1]
+        return paths[:-1], or_standard(paths[-1])
     return paths, None
 
 
@@ -130,7 +136,9 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
     Raises:
         TransduceError: an option is out of its range, or of no use.
     """
-    if not options.sample:
+    if options.sample:
+        refuse_beside(options, _SEARCHING, "says how to search, but --sample draws: leave one of them out.")
+    else:
         refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
     search = search_settings(options, folder, n_best=None if options.sample else options.n_best)
     if options.sample:
@@ -203,7 +211,9 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
     """All that decides what is written for a line: one text for the same models and options."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
-    phrases = file_sha256(Path(options.phrases)) if options.phrases else None
+    phrases = options.phrases
+    if phrases and not is_device(phrases):  # a pipe can be read once only
+        phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
     return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages))
 
@@ -213,6 +223,16 @@ def _digests(folder: Path) -> list[str]:
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
+
+
+def is_device(path: str) -> bool:
+    """Whether it is there and no file, as a device or a pipe, in whose place no file must be put."""
+    return Path(path).exists() and not Path(path).is_file()
+
+
+def open_device(path: str) -> io.TextIOWrapper:
+    """As `standard_output`."""
+    return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
 
 
 @contextlib.contextmanager

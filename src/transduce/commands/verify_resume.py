@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what was found, and returns 0 where the runs are equal; 1 where they are not."""
-    check_writable(None if options.json == "-" else options.json)
+    check_writable(report=options.json)
     report = verify_resume(run_request(options, Path()))
     write_report(report, options.json)
     return 0 if report.equal else 1

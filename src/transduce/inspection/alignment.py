@@ -10,7 +10,6 @@ Legend: N layers, H heads, T target words, S source words, F features.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -29,7 +28,6 @@ from transduce.runtime.translator import Translator
 
 Links = frozenset[tuple[int, int]]
 THRESHOLD = 0.45
-_BATCH_SENTENCES = 32
 _FEWEST_KNOWN = 10
 _MOST_HEADS = 16  # more would take long to weigh, and the rest hardly align
 
@@ -73,7 +71,7 @@ def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> Hea
         )
     config = translator.model.config
     links = [_link_matrix(each) for each in known]
-    maps = list(_maps(translator, [each.pair for each in known]))
+    maps = list(word_maps(translator, [each.pair for each in known]))
     chosen = np.argsort(_errors(maps, known), kind="stable")[:_MOST_HEADS]
     features = [head_features(each.only(chosen)) for each in maps]
     first = fit_logistic(features, links)
@@ -104,7 +102,7 @@ def align(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights 
     """
     if heads is not None:
         _check_heads(translator, heads)
-    for maps in _maps(translator, pairs):
+    for maps in word_maps(translator, pairs):
         linked = _link_mutual(maps) if heads is None else _link_probabilities(maps, heads) > THRESHOLD
         yield frozenset((int(source), int(target)) for target, source in zip(*linked.nonzero(), strict=True))
 
@@ -121,17 +119,11 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
     """The alignment error of each head by itself, (N, H): each source word to the target word that looks at it most."""
     config = translator.model.config
-    errors = _errors(_maps(translator, [each.pair for each in known]), known)
+    errors = _errors(word_maps(translator, [each.pair for each in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
 
 
 # --- one sentence ------------------------------------------------------------------------------------------------
-
-
-def _maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterable[WordMaps]:
-    remaining = iter(pairs)
-    while batch := list(islice(remaining, _BATCH_SENTENCES)):
-        yield from word_maps(translator, batch)
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:

@@ -18,8 +18,6 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, begin_search
 from transduce.runtime.translator import Translator
-from transduce.search.beam import BeamSearch
-from transduce.search.greedy import Walk
 from transduce.search.loop import run
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings
@@ -237,10 +235,8 @@ def _search(
     # Search itself begins with what every translation begins with.
     batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
     with torch.inference_mode():
-        begun = begin_search(translator.models, target, batch, search)
-        if forbidden and isinstance(begun, BeamSearch | Walk):
-            begun.rules = [*begun.rules, ForbidAt(forbidden)]
-        (found,) = run(begun, observer)
+        rules = [ForbidAt(forbidden)] if forbidden else []
+        (found,) = run(begin_search(translator.models, target, batch, search, rules), observer)
     if not found:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     return found[0]

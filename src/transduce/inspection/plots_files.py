@@ -1,5 +1,6 @@
 """Charts as PNG, SVG or PDF, by matplotlib (the extra `plot`)."""
 
+import importlib.util
 import io
 import math
 import warnings
@@ -43,6 +44,24 @@ _SMALL_PANEL_INCHES = (3.1, 3.1)  # where there are more than three
 _MOST_NAMES = 60  # more cannot be read beside a heat map
 _MOST_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
+_NO_MATPLOTLIB = (
+    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or leave --out away to "
+    "draw in the terminal."
+)
+
+
+def check_picture(path: Path) -> None:
+    """Refuses what could not be drawn, before there is anything to draw.
+
+    Raises:
+        TransduceError: the suffix is another one, or matplotlib is missing.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise TransduceError(
+            f"A picture's name ends in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TransduceError(_NO_MATPLOTLIB)
 
 
 def save_chart(chart: Chart, path: Path) -> None:
@@ -51,10 +70,7 @@ def save_chart(chart: Chart, path: Path) -> None:
     Raises:
         TransduceError: the suffix is another one, matplotlib is missing, or no font has the characters.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise TransduceError(
-            f"A picture's name ends in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
-        )
+    check_picture(path)
     content = render_chart(chart, path.suffix.lower().removeprefix("."))
     write_file(path, content)
 
@@ -65,10 +81,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise TransduceError(
-            "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or leave --out "
-            "away to draw in the terminal."
-        ) from None
+        raise TransduceError(_NO_MATPLOTLIB) from None
     settings: dict[Any, object] = {
         "font.family": _font_families(chart),
         "svg.hashsalt": "transduce",

@@ -3,18 +3,24 @@
 Legend: B sentences, C = N layers × H heads, S source and T target *words* in maps, pieces in what the model sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
+from transduce.errors import TransduceError
 from transduce.inspection.alignment_features import Matrix, WordMaps
 from transduce.inspection.words import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
 from transduce.model.attention import AttentionTrace
+from transduce.runtime.scoring import MOST_PIECES
 from transduce.runtime.translator import Translator, pad
 from transduce.text.vocabulary import Vocabulary
+
+# In a pass; weights of attention are kept, 4 bytes each.
+_MOST_PAIRS, _MOST_WEIGHTS = 32, 2**25
+_SHOWN = 40
 
 
 class WordPair(msgspec.Struct, frozen=True):
@@ -60,11 +66,39 @@ class _Side(NamedTuple):
     """Which pieces spell which word, 0 or 1, (words, pieces)."""
 
 
-def word_maps(translator: Translator, pairs: Sequence[WordPair]) -> list[WordMaps]:
-    """The attention between the words of each pair, by one pass over all pairs side by side."""
-    config, tokenizer = translator.model.config, translator.tokenizer
-    sources = [_side(tokenizer.source, each.source, each.source_words, cut=each.cut_source) for each in pairs]
-    targets = [_side(tokenizer.target, each.target, each.target_words, cut=each.cut_target) for each in pairs]
+def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
+    """The attention between the words of each pair, by passes over some pairs side by side.
+
+    Raises:
+        TransduceError: a text has more pieces than attention has memory for.
+    """
+    tokenizer, config = translator.tokenizer, translator.model.config
+    heads = config.num_decoder_layers * config.num_heads
+    batch: list[tuple[_Side, _Side]] = []
+    longest_source = longest_target = 0
+    for pair in pairs:
+        source = _side(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
+        target = _side(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
+        for side, text in ((source, pair.source), (target, pair.target)):
+            if len(side.ids) > MOST_PIECES:
+                raise TransduceError(
+                    f"A text must have at most {MOST_PIECES:,} pieces for its words to be linked, but "
+                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: cut it into sentences."
+                )
+        longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
+        weights = heads * (len(batch) + 1) * longest_source * longest_target
+        if batch and (len(batch) == _MOST_PAIRS or weights > _MOST_WEIGHTS):
+            yield from _maps_of(translator, batch)
+            batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
+        batch.append((source, target))
+    if batch:
+        yield from _maps_of(translator, batch)
+
+
+def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
+    """By one pass."""
+    config = translator.model.config
+    sources, targets = zip(*sides, strict=True)
     trace = AttentionTrace()
     with torch.inference_mode():
         source_ids = pad([side.ids for side in sources], config.pad_id, translator.device)

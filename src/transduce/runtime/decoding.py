@@ -42,7 +42,11 @@ class Batch(NamedTuple):
 
 
 def begin_search(
-    models: Sequence[EncoderDecoder], vocabulary: Vocabulary, batch: Batch, search: SearchSettings
+    models: Sequence[EncoderDecoder],
+    vocabulary: Vocabulary,
+    batch: Batch,
+    search: SearchSettings,
+    more_rules: Sequence[Rule] = (),
 ) -> Search:
     """A search at its first step.
 
@@ -51,6 +55,7 @@ def begin_search(
         vocabulary: the target's.
         batch: what is to be translated.
         search: how.
+        more_rules: applied after those that the settings ask for.
     """
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
@@ -61,7 +66,7 @@ def begin_search(
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     longest = [_longest(search, *each) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)]
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
-    rules = build_rules(search, batch.prefixes, vocabulary)
+    rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
     if search.generate is not None:
         scorer, rules = (
             LogProbabilities(scorer),

@@ -28,11 +28,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Tiles for bfloat16 matrix products, 5 to 8 times as fast as float32."""
     avx512_bf16: bool
     """Dot products in bfloat16, about twice as fast as float32."""
+    gpu_bf16: bool = False
+    """A GPU, and one that multiplies bfloat16: NVIDIA's since Ampere."""
 
     @property
     def precision(self) -> Precision:
         """bf16 where the hardware multiplies it faster than fp32."""
-        return "bf16" if self.device.startswith("cuda") or self.amx or self.avx512_bf16 else "fp32"
+        return "bf16" if self.gpu_bf16 or (self.device == "cpu" and (self.amx or self.avx512_bf16)) else "fp32"
 
     @property
     def operations_per_second(self) -> float:
@@ -45,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def precision_reason(self) -> str:
         """Why, for people."""
         if self.device.startswith("cuda"):
-            return "the GPU multiplies bfloat16 fastest"
+            return "the GPU multiplies bfloat16 fastest" if self.gpu_bf16 else "this GPU has no units for bfloat16"
         if self.amx:
             return "this processor has AMX tiles for bfloat16"
         if self.avx512_bf16:
@@ -66,11 +68,13 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     if threads is not None and threads < 1:
         raise TransduceError(f"`threads` must be at least 1, but is {threads}.")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    found = _find_device(device)
     return Machine(
-        device=_find_device(device),
+        device=found,
         threads=threads or usable_cores(),
         amx=isa not in _WITHOUT_AMX and bool(torch.cpu._is_amx_tile_supported()),
         avx512_bf16=isa not in _WITHOUT_BF16 and _has_avx512_bf16(),
+        gpu_bf16=found.startswith("cuda") and torch.cuda.get_device_capability(found) >= (8, 0),
     )
 
 

@@ -45,7 +45,7 @@ class ResumableFile:
         Raises:
             TransduceError: there is something to go on with and `resume` is not said, or it has other options.
         """
-        self.path = path
+        self.path = path = path.resolve() if path.is_symlink() else path  # a link stays one
         self.partial = path.with_name(f"{path.name}.partial")
         self.side = path.with_name(f"{path.name}.progress")
         self.options_sha256 = hashlib.sha256(options).hexdigest()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
+from typing import cast
 
 import msgspec
 
@@ -118,7 +119,8 @@ class Workers:
     def _receive(self) -> dict[int, str]:
         """What at least one worker has finished."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
-        return dict(busy[ready].receive() for ready in wait(list(busy)) if isinstance(ready, Connection))
+        # Windows has another class of connections.
+        return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
 
 
 def _work(connection: Connection, recipe_json: bytes) -> None:

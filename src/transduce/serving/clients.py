@@ -56,7 +56,7 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
         TransduceError: the file cannot be read, or holds none.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TransduceError(
             f"{path} must be a text file with an API key a line, but cannot be read: {error}."

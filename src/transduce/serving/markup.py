@@ -26,8 +26,9 @@ _INLINE = re.compile(
 )
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr")
 _OPAQUE = re.compile("code|kbd|math|pre|samp|script|style|svg|textarea|var")
-_UNTRANSLATED = re.compile(
-    r"""(?:^|\s)(?:translate\s*=\s*["']?no\b|class\s*=\s*["']?[^"'>]*\bnotranslate\b)""", re.IGNORECASE
+_ATTRIBUTE = re.compile(
+    r"""(?:^|(?<=\s))(?P<name>translate|class)\s*+=\s*+(?:"(?P<double>[^"]*+)|'(?P<single>[^']*+)|(?P<bare>[^\s"'>]++))""",
+    re.IGNORECASE,
 )
 _SPACE = re.compile(r"(?:\s|&nbsp;)*+")
 _SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&)*+")
@@ -68,6 +69,16 @@ def markup_plan(document: str, *, spaced: bool) -> tuple[list[str], Assemble]:
     return sentences, lambda translations: "".join(assemble(translations) for assemble in assemblies)
 
 
+def _is_untranslated(attributes: str) -> bool:
+    """Whether a tag with these attributes says that what it encloses stays as it is."""
+    for found in _ATTRIBUTE.finditer(attributes):
+        value = found["double"] or found["single"] or found["bare"] or ""
+        pattern = r"no\b" if found["name"].lower() == "translate" else r".*\bnotranslate\b"
+        if re.match(pattern, value, re.IGNORECASE | re.DOTALL):
+            return True
+    return False
+
+
 # --- reading -------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +115,7 @@ class _Opaque:
 
     def step(self, name: str, attributes: str, *, is_end: bool) -> None:
         """Counts the elements of the same name in it, so as to find its end."""
-        if not self.depth and not is_end and (_OPAQUE.fullmatch(name) or _UNTRANSLATED.search(attributes)):
+        if not self.depth and not is_end and (_OPAQUE.fullmatch(name) or _is_untranslated(attributes)):
             self.depth, self._name = 1, name
         elif self.depth and name == self._name:
             # There are no tags in a script.

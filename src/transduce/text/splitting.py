@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 # A sentence ends after these; closing quotes and brackets stay with it.
-_SENTENCE_END = re.compile(r"[。！？!?…]+[”’\"'」』）)\]]*|\.+[”’\"')\]]*(?=\s)")
+_SENTENCE_END = re.compile(r"[。！？!?…]+[”’\"'」』）)\]]*|(?<!\.)\.++[”’\"')\]]*+(?=\s)")
 # Within a sentence, the better places first.
 _PLACES = (re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
 

@@ -141,11 +141,12 @@ class ModelPrograms:
         self.step: Program = programs["step"]
 
     def added_until(self, position: int) -> Tensor:
-        """What is added to embeddings, up to this position at least, (positions, D)."""
-        if position >= len(self._added):
+        """What is added to embeddings, up to this position at least, (positions, D); to be kept while it is read."""
+        known = self._added  # other threads may put a longer table in its place
+        if position >= len(known):
             count = min(max(2 * position, 64), self._most_positions)
-            self._added = self._positions(torch.zeros(1, max(count, position + 1), self.d_model))[0]
-        return self._added
+            known = self._added = self._positions(torch.zeros(1, max(count, position + 1), self.d_model))[0]
+        return known
 
 
 _PROGRAMS: WeakKeyDictionary[Transformer, ModelPrograms | None] = WeakKeyDictionary()

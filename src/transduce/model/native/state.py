@@ -107,6 +107,7 @@ class NativeState:
         rows, scores = x.shape[0], self._scores()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(self.programs, rows, 2 * scores if ids is not None else scores)
+        added = None if ids is None else self.programs.added_until(self.position)
         places = Places(
             rows=rows,
             x=x.data_ptr(),
@@ -123,7 +124,7 @@ class NativeState:
             list_stride=self.lists.shape[1],
             length=self.position + 1,
             ids=0 if ids is None else ids.data_ptr(),
-            added=0 if ids is None else self.programs.added_until(self.position)[self.position].data_ptr(),
+            added=0 if added is None else added[self.position].data_ptr(),
             logits=0 if ids is None else self.logits_room.data_ptr(),
         )
         program.run(*places)
