@@ -69,7 +69,12 @@ MEANINGS = {
 }
 
 # What a type alone does not tell.
-TYPES = {"training.lora_projections": "list of these"}
+TYPES = {
+    "training.lora_projections": "list of these",
+    "task.series.columns": "list of strings",
+    "search.forbidden": "list of strings",
+    "search.generate.forbidden_ids": "list of integers",
+}
 
 # Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
 UNSAID = {
@@ -150,7 +155,9 @@ def comments(struct: Struct) -> dict[str, str]:
     waiting: list[str] = []
     tokens = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(struct)).readline))
     for token, following in pairwise(tokens):
-        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("# ---"):
+            waiting = []  # the title of a section
+        elif token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
             waiting.append(token.string.removeprefix("#").strip())
         elif token.type == tokenize.NAME and following.string == ":" and token.line.startswith("    " + token.string):
             if waiting:

@@ -112,6 +112,20 @@ def test_the_filters_are_applied_and_reported(write_lines: WriteLines, tokenizer
     assert short.dropped["too many pieces"] == 1
 
 
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_something_is_held_out_although_nearly_all_pairs_fail(
+    write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path, kept: int
+) -> None:
+    """But never all that could be trained on."""
+    lines = [f"sentence {number}" for number in range(60)]
+    source = write_lines("few.de", lines)
+    target = write_lines("few.en", [line if n < kept else line * 30 for n, line in enumerate(lines)])
+    files = CorpusFiles(source=(str(source),), target=(str(target),))
+    filters = FilterSettings(max_length_ratio=5.0, drop_identical=False)
+    corpus = prepare(files, tokenizer, filters, tmp_path / "corpus", hold_out=HoldOutSettings())
+    assert (corpus.filters.held_out, corpus.pairs) == ((1, kept - 1) if kept > 1 else (0, 1))
+
+
 def test_a_held_out_part_is_kept_as_text(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = HoldOutSettings(share=0.05)
     corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus", hold_out=settings)

@@ -41,6 +41,15 @@ def test_the_texts_stay_as_they_are(files: CorpusFiles, tmp_path: Path) -> None:
     assert {(pair.source, pair.target) for pair in read_pairs(sample)} <= pairs
 
 
+def test_bytes_that_are_no_text_stay_what_they_are(files: CorpusFiles, tmp_path: Path) -> None:
+    path = Path(files.source[0])
+    path.write_bytes(path.read_bytes().replace(b"Satz 7 ", b"Satz\xff 7 "))
+    pairs = list(read_pairs(files))
+    sample = write_sample(files, 500, 500, tmp_path / "sample.jsonl")
+    assert [pair.source for pair in read_pairs(sample)] == [pair.source for pair in pairs]
+    assert "\udcff" in pairs[7].source
+
+
 def test_the_choice_is_the_same_every_time_and_has_no_period(files: CorpusFiles, tmp_path: Path) -> None:
     found = numbers(write_sample(files, 500, 100, tmp_path / "sample.jsonl"))
     assert found == numbers(write_sample(files, 500, 100, tmp_path / "again.jsonl"))

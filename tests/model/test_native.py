@@ -11,6 +11,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.model.config import ModelConfig
 from transduce.model.fast import LogitState, product_maker, start_fast
 from transduce.model.flat import FlatState
+from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_tile
 from transduce.model.native.linear import NativeLinear
 from transduce.model.native.products import NARROW, WIDE, Tile
@@ -192,7 +193,9 @@ def test_other_models_are_decoded_by_the_flat_state(changes: dict[str, object]) 
 @torch.inference_mode()
 def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> None:
     model = build({})
-    output = vars(model.decoder_layers[0].self_attention.output)
+    layer = model.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    output = vars(layer.self_attention.output)
     assert isinstance(start_fast(model, SOURCES), NativeState)
     output["forward"] = torch.zeros_like
     assert isinstance(start_fast(model, SOURCES), FlatState)

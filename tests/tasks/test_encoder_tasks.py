@@ -19,8 +19,10 @@ from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.loading import load
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
+from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.tasks.run import Run, RunRequest, train_run
+from transduce.text.linearized_trees import linearize, write_line
 from transduce.text.trees import read_tree, read_trees
 
 WHO, WHAT = ["cat", "dog", "bird", "cow"], ["sleeps", "sings", "runs", "eats"]
@@ -263,7 +265,7 @@ def treebank(path: Path, count: int, seed: int) -> Path:
 
     def noun_phrase() -> str:
         plain = f"(NP (DT the) (NN {chooser.choice(WHO)}))"
-        return f"(NP-SBJ {plain} (PP (IN near) {plain}))" if chooser.random() < 0.4 else plain
+        return f"(NP-SBJ {plain} (PP (IN and/or) {plain}))" if chooser.random() < 0.4 else plain
 
     trees = [f"( (S {noun_phrase()} (VP (VBZ {chooser.choice(WHAT)})) (. .)) )" for _ in range(count)]
     path.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
@@ -315,6 +317,40 @@ def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder
         assert parse.tree is not None
         assert parse.tree.words() == words
         assert len(read_tree(str(parse)).words()) == len(words)
+
+
+def test_words_that_look_like_symbols_are_words(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in a word, what a model writes is read as it was written."""
+    tree = read_tree("(S (NP (DT -RRB-) (NN S-LRB-)) (VP (VBZ x/)) (. ⟩))")
+    parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
+    line = write_line(tree.words(), linearize(tree), frozenset())
+    written = Hypothesis(tuple(parser.tokenizer.target.encode(line)), (), 0.0, ended=True)
+    monkeypatch.setattr(parser, "_search", lambda batch: [[written] for _ in batch])
+    assert parser(" ".join(tree.words())).tree == tree
+
+
+def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
+    parser_folder: Path, trained: Path, tmp_path: Path
+) -> None:
+    """Its runs of symbols are kept, although other ones are the most frequent now."""
+    few = treebank(tmp_path / "few.trees", 40, 5)
+    training = TRAINING | {"steps": 2, "batch_tokens": 256, "translate_dev": 0}
+    settings = {"task": {"kind": "parsing"}, "data": {"source": [str(few)]}, "training": training}
+    run(tmp_path / "on", settings | {"start_from": str(parser_folder)})
+    assert (tmp_path / "on" / "symbols.txt").read_text("utf-8").split()[0].startswith("⟩")
+    for other, start in ((few, trained), (tmp_path / "other.trees", parser_folder)):
+        (tmp_path / "other.trees").write_text("(IP (PN I) (VV go))\n" * 60, encoding="utf-8")
+        with pytest.raises(TransduceError, match=r"lacks the piece ⟩.*, which `task.kind` parsing needs for this text"):
+            run(tmp_path / "off", settings | {"data": {"source": [str(other)]}, "start_from": str(start)})
+
+
+def test_labels_that_a_kept_vocabulary_alters_are_refused(pretrained: Path, tmp_path: Path) -> None:
+    files = labelled(tmp_path)
+    path = Path(files["target"][0])
+    lines = path.read_text("utf-8").split("\n")
+    path.write_text("\n".join(["two  spaces", *lines[1:]]), encoding="utf-8")
+    with pytest.raises(TransduceError, match=r"spells the label “two  spaces” as “two spaces”: rename it"):
+        run(tmp_path / "run", classify_settings(files, start_from=str(pretrained)))
 
 
 def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
@@ -373,6 +409,11 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
     [
         ({"task": {"kind": "parsing"}}, r"Parsing learns from trees: give a treebank"),
         ({"task": {"kind": "parsing"}, "data": {"source": ["a"], "target": ["b"]}}, r"both sides, but `data.target`"),
+        (
+            {"task": {"kind": "parsing"}, "data": {"source": ["a"], "format": "tsv"}},
+            r"`data.format` is tsv",
+        ),
+        ({"task": {"kind": "masked-language-model", "context": 4}}, r"`task.context` must be at least 5 here"),
         ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
         ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: give --source"),
         ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),

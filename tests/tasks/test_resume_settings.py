@@ -29,6 +29,7 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}
     assert override(stored, said) == stored
+    assert override(stored, {"data": {"source": stored.data.source}}) == stored  # a tuple, as Python has them
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_an_unknown_key_is_refused_with_the_nearest(assignment: str, nearest: st
         make_settings(read_settings(None, [assignment]))
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+def test_what_no_file_could_keep_is_refused(value: str) -> None:
+    with pytest.raises(TransduceError, match=rf"`data\.filters\.max_length_ratio` must be finite, but is {value}"):
+        make_settings(read_settings(None, [f"data.filters.max_length_ratio={value}"]))
+
+
 def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
     with pytest.raises(TransduceError, match=r"There is no setting `zzzz`: docs/settings\.md lists all there are\.$"):
         make_settings({"zzzz": 1})

@@ -51,7 +51,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone",
+        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone; "
+        "trees, for parsing; tables (.csv, .tsv), for time series",
     )
     add("--prepared", metavar="DIR", help="what `transduce prepare` wrote, in place of files")
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")

@@ -127,7 +127,7 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
     """A process that knows its task; the package is found where this one was."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "transduce.data.part_process"],
+        [sys.executable, "-P", "-m", "transduce.data.part_process"],  # modules of the current folder are not ours
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -1,5 +1,6 @@
 """Some of a corpus' pairs, for what needs no more: the same ones whoever chooses them."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,12 @@ def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> Corpu
             after = before + len(block.sources)
             share = after * most // pairs - before * most // pairs
             for row in sorted(permutation(len(block.sources), _SAMPLE, block.number)[:share].tolist()):
-                stream.write(encoder.encode(_object(block, row)) + b"\n")
+                pair = _object(block, row)
+                try:
+                    line = encoder.encode(pair)
+                except UnicodeEncodeError:  # it holds bytes that are no UTF-8, which the reader knows as escapes
+                    line = json.dumps(pair).encode()
+                stream.write(line + b"\n")
             before = after
     return CorpusFiles(source=(str(path),), format="jsonl")
 

@@ -56,7 +56,7 @@ def attend(
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
     """On a GPU always: FlashAttention with no mask or the look-ahead, another fused kernel with any other. On a CPU
-    where scores would be large, since its backward pass is slow (docs/benchmarks.md).
+    where scores would be large, since its backward pass is slow (docs/training.md).
     """
     if query.device.type != "cpu":
         return True

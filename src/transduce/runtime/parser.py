@@ -28,7 +28,7 @@ from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.text.linearized_trees import CLOSE, MARK, OPENING, TAG, build_tree, plain, split_symbols, symbols_in
+from transduce.text.linearized_trees import CLOSE, MARK, OPENING, TAG, build_tree, plain, split_symbols
 from transduce.text.model_proto import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import Tree, draw
@@ -46,7 +46,7 @@ class Parse(msgspec.Struct, frozen=True):
     tree: Tree | None
     """None where there are no words."""
     log_probability: float
-    """Of the symbols that were written, in nats."""
+    """Of all that was written, the words' own pieces too, in nats."""
     ended: bool
     """False where the tree was cut at its greatest length, and closed."""
 
@@ -122,7 +122,7 @@ class Parser:
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target
-        words = [target.encode_batch([plain(word) for word in sentence.words]) for sentence in batch]
+        words = [target.encode_batch(_in_their_line(sentence.words)) for sentence in batch]
         longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
         bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
@@ -132,9 +132,15 @@ class Parser:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        symbols = symbols_in("".join(self.tokenizer.target.pieces(best.ids)))
+        pieces = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        symbols = [symbol for piece in pieces for symbol in split_symbols(piece)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
+
+
+def _in_their_line(words: Sequence[str]) -> list[str]:
+    """The words with the space before each but the first, which by characters is a piece too."""
+    return [" " * (place > 0) + plain(word) for place, word in enumerate(words)]
 
 
 def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:

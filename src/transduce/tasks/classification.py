@@ -30,11 +30,13 @@ from transduce.tasks.encoders import (
     encoder_sizes,
     linear_schedule,
     read_store,
+    text_length,
 )
-from transduce.tasks.kind import Outcome, Place, Share, model_dtype, pairs_of_files
+from transduce.tasks.kind import Outcome, Place, Preparation, Share, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
+from transduce.text.corpus import read_pairs
 from transduce.text.marks import MARKS, marks_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.ahead import to_device
@@ -126,6 +128,20 @@ class Classification(TextKind):
             data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
         return msgspec.structs.replace(pairs_of_files(data), filters=filters)
+
+    def prepare(self, asked: Preparation) -> TaskCorpus:
+        """As every text; a vocabulary that is there already must be able to spell the labels."""
+        if asked.tokenizer is not None:
+            vocabulary = asked.tokenizer.target
+            for label in sorted({pair.target for pair in read_pairs(self.text(asked.settings.data).files)}):
+                spelt = vocabulary.decode(vocabulary.encode(label))
+                if spelt != label:
+                    raise TransduceError(
+                        f"The vocabulary of {asked.settings.start_from} spells the label “{label}” as “{spelt}”: "
+                        "rename it to something that stays as it is, such as “"
+                        f"{label.lower()}” or a number."
+                    )
+        return super().prepare(asked)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """The preset's, as BERT has them."""
@@ -239,8 +255,7 @@ class Classification(TextKind):
 
 def _length(resolved: ResolvedSettings) -> int:
     """Pieces of a text that are read."""
-    most = resolved.model.max_positions
-    return most if resolved.task.context is None else min(most, resolved.task.context)
+    return text_length(resolved.model, resolved.task.context)
 
 
 def labels_of(corpus: TaskCorpus) -> tuple[str, ...]:

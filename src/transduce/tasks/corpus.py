@@ -146,6 +146,12 @@ def prepare_corpus(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
+        lacking = [mark for mark in text.marks if tokenizer.target.piece(tokenizer.target.id(mark)) != mark]
+        if lacking:
+            raise TransduceError(
+                f"The vocabulary of {settings.start_from} lacks the piece {lacking[0]}, which `task.kind` "
+                f"{settings.task.kind} needs for this text: begin with another model, or with none."
+            )
         chosen = settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
@@ -231,7 +237,14 @@ def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskTex
 
 
 def measure(files: CorpusFiles) -> CorpusSize:
-    """Pairs, and distinct characters of scripts without spaces that occur often enough to be learnt."""
+    """Pairs, and distinct characters of scripts without spaces that occur often enough to be learnt.
+
+    Raises:
+        TransduceError: a file is missing, or a pipe.
+    """
+    for path in map(Path, (*files.source, *files.target)):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise TransduceError(f"{path} is a pipe or a device, but text is read several times: write it to a file.")
     counts = np.zeros(0, np.int64)
     reader = PairReader(files)
     for block in reader:
@@ -255,8 +268,10 @@ def learn_tokenizer(
     marks: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
     """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
-    chosen = msgspec.structs.replace(choose(size), user_symbols=marks)
-    adjust = settings.tokenizer.vocabulary_size is None
+    chosen, adjust = choose(size), settings.tokenizer.vocabulary_size is None
+    # A size that was chosen is one for words; what the task adds comes on top.
+    more = len(marks) if adjust else 0
+    chosen = msgspec.structs.replace(chosen, vocabulary_size=chosen.vocabulary_size + more, user_symbols=marks)
     folder.mkdir(parents=True, exist_ok=True)
     most = MAX_TRAINING_LINES // (2 if chosen.joint else 1)
     sample = folder / ".sample.jsonl"

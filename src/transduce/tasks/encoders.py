@@ -39,6 +39,13 @@ def encoder_sizes(preset: Preset) -> dict[str, object]:
     }
 
 
+def text_length(model: ModelConfig, context: int | None) -> int:
+    """Pieces of a text that are read at most, marks included: the context, but no more than there are positions."""
+    if model.positions != "learned":
+        return USUAL_CONTEXT if context is None else context
+    return model.max_positions if context is None else min(context, model.max_positions)
+
+
 def encoder_of(model: AnyModel) -> Encoder:
     """The model, which the task's settings made an encoder."""
     assert isinstance(model, Encoder)

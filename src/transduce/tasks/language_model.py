@@ -100,7 +100,7 @@ class LanguageModel(TextKind):
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     own_settings = ("context",)
-    idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical")
+    idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def text(self, data: DataSettings) -> TaskText:
         """All lines, empty ones too: none is left out but those that are no text."""

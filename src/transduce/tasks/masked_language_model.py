@@ -35,6 +35,7 @@ from transduce.tasks.encoders import (
     encoder_sizes,
     linear_schedule,
     read_store,
+    text_length,
 )
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
@@ -177,6 +178,19 @@ class MaskedLanguageModel(TextKind):
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
+    def check(self, settings: Settings) -> None:
+        """As every task; and a row must have room for text between its marks.
+
+        Raises:
+            TransduceError: a setting that means nothing, or a context too short.
+        """
+        super().check(settings)
+        least = 5 if _has_next_sentence(settings.task) else 3
+        if settings.task.context is not None and settings.task.context < least:
+            raise TransduceError(
+                f"`task.context` must be at least {least} here, marks included, but is {settings.task.context}."
+            )
+
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """The preset's, as BERT has them."""
         return encoder_sizes(preset)
@@ -260,7 +274,9 @@ class MaskedLanguageModel(TextKind):
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """What the model is for."""
-        return {TASK_CARD: TaskCard(kind="masked-language-model", length=resolved.model.max_positions).text()}
+        context = None if resolved.model.positions == "learned" else resolved.task.context
+        length = text_length(resolved.model, context)
+        return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Data and shape."""
@@ -321,9 +337,10 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     text = read_store(corpus.prepared, "target")
     if corpus.dev is not None:
         return text, read_store(corpus.dev, "target")
-    sentences = len(text.offsets) - 1
-    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_DEV_SENTENCES, int(sentences * _DEV_SHARE)))
-    return text.part(0, sentences - dev), text.part(sentences - dev, sentences)
+    filled = np.flatnonzero(text.lengths > 0)  # the other lines end documents
+    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_DEV_SENTENCES, int(len(filled) * _DEV_SHARE)))
+    cut = int(filled[-dev]) if len(filled) > dev else 0
+    return text.part(0, cut), text.part(cut, len(text.offsets) - 1)
 
 
 def _context(task: TaskSettings) -> int:
@@ -344,7 +361,7 @@ def _plan(
     share: Share = (0, 1),
 ) -> SentencePairPlan:
     vocabulary, model = corpus.tokenizer.target, resolved.model
-    length = min(_context(resolved.task), model.max_positions)
+    length = text_length(model, _context(resolved.task))
     settings = PairSettings(
         length=length,
         rows=max(1, tokens // length),

@@ -27,6 +27,7 @@ from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.translation import DevSet, Translation, dev_batches
 from transduce.text.files import read_lines
 from transduce.text.linearized_trees import (
+    MARK,
     build_tree,
     frequent_runs,
     linearize,
@@ -35,6 +36,8 @@ from transduce.text.linearized_trees import (
     symbols_in,
     write_line,
 )
+from transduce.text.model_proto import read_pieces
+from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
@@ -89,6 +92,8 @@ class Parsing(Translation):
         data = settings.data
         if not data.source:
             raise TransduceError("Parsing learns from trees: give a treebank with --source, or `data.source`.")
+        if data.format not in ("auto", "lines"):
+            raise TransduceError(f"A treebank has no other format, but `data.format` is {data.format}: leave it out.")
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
             if files:
                 raise TransduceError(
@@ -97,7 +102,8 @@ class Parsing(Translation):
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
         if anew or not (folder / _SYMBOLS).exists():
-            write_parts(parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges)
+            known = None if settings.start_from is None else known_runs(Path(settings.start_from))
+            write_parts(parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=known)
         source, target, *dev = [str(path) for prefix in parts for path in _paths(folder, prefix)]
         return msgspec.structs.replace(
             data,
@@ -181,7 +187,9 @@ class Parsing(Translation):
         )
 
 
-def write_parts(parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None) -> None:
+def write_parts(
+    parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
+) -> None:
     """Writes the sentences and trees of treebanks line by line, and the pieces that trees are written with.
 
     Args:
@@ -189,6 +197,7 @@ def write_parts(parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool,
         folder: of the run.
         tags: whether each word's tag is written.
         merges: so many frequent runs of the training set are one piece each.
+        known: the runs that a vocabulary has already; None: it is yet to be learnt.
 
     Raises:
         TransduceError: a treebank has something else in it, or no tree with words.
@@ -199,8 +208,11 @@ def write_parts(parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool,
         if not trees:
             raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(files)}: check it.")
         sentences[prefix] = [tree.words() for tree in trees]
-        rows[prefix] = [linearize(tree, tags=tags) for tree in trees]
-    runs = frequent_runs(rows[""], _USUAL_MERGES if merges is None else merges)
+        try:
+            rows[prefix] = [linearize(tree, tags=tags) for tree in trees]
+        except TransduceError as error:
+            raise TransduceError(f"{', '.join(files)}: {error}") from None
+    runs = frequent_runs(rows[""], _USUAL_MERGES if merges is None else merges) if known is None else known
     folder.mkdir(parents=True, exist_ok=True)
     for prefix in parts:
         pairs = list(zip(sentences[prefix], rows[prefix], strict=True))
@@ -208,6 +220,13 @@ def write_parts(parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool,
         _write_lines(source, (" ".join(map(plain, words)) for words, _ in pairs))
         _write_lines(target, (write_line(words, row, runs) for words, row in pairs))
     _write_lines(folder / _SYMBOLS, marked_pieces(itertools.chain(*rows.values()), runs))
+
+
+def known_runs(folder: Path) -> frozenset[str]:
+    """The runs that the vocabulary of a parser's folder has pieces for; of another model's, none."""
+    model = load_tokenizer(folder).target.model_bytes
+    pieces = read_pieces(model) if model else ()
+    return frozenset(piece.text.removeprefix(MARK) for piece in pieces if piece.text.startswith(MARK))
 
 
 def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:

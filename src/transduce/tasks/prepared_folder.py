@@ -82,6 +82,10 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
         TransduceError: it was.
     """
     usual, found = VocabularySettings(), settings_of(tokenizer)
+    if said.character_coverage is not None:
+        raise TransduceError(
+            f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
+        )
     for name, value, unsaid, kept in (
         ("kind", said.kind, usual.kind, found.kind),
         ("joint", said.joint, usual.joint, found.joint),

@@ -88,6 +88,8 @@ def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer | None, 
     kind.check(settings)
     said = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     usual = kind.model_settings(settings.task)
+    if said.get("positions", "learned") != "learned":
+        usual = {name: value for name, value in usual.items() if name != "max_positions"}  # there is no table
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
     chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
     fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
@@ -138,7 +140,6 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
     Raises:
         TransduceError: the settings say otherwise.
     """
-    kind_of(settings.task.kind).check_model(config.kind, f"The model in {folder}")
     said = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     for name, value in said.items():
         if value != getattr(config, name) and name not in _MAY_CHANGE:

@@ -61,7 +61,8 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
         TransduceError: something that may not change was said to be otherwise.
     """
     content = msgspec.json.decode(msgspec.json.encode(stored))
-    for name, value in _leaves(said):
+    for name, leaf in _leaves(said):
+        value = list(leaf) if isinstance(leaf, tuple) else leaf
         table, last = _find(content, name)
         old = table.get(last)
         if name in _CHANGEABLE or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):

@@ -90,6 +90,9 @@ class Run:
         self.kind.check(settings)
         check_adaptation(settings)
         beginning = read_beginning(settings)
+        kept = None if beginning is None else beginning.model.config
+        if kept is not None:
+            self.kind.check_model(kept.kind, f"The model in {settings.start_from}")
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,
@@ -99,7 +102,6 @@ class Run:
                 tokenizer=None if beginning is None else beginning.tokenizer,
             )
         )
-        kept = None if beginning is None else beginning.model.config
         if kept is not None:
             remember_beginning(folder, kept)
         resolved = self._resolve(settings, corpus, kept, account)
@@ -111,7 +113,7 @@ class Run:
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
-        preset = None
+        preset = settings.preset
         if kept is None:
             preset = resolve_preset(
                 settings,

@@ -4,6 +4,7 @@ None stands for "choose from the corpus and the machine".
 """
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -256,6 +257,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
         TransduceError: a key that does not exist, with the nearest one that does; a value of the wrong type.
     """
     _refuse_unknown_keys(content, Settings, ())
+    _refuse_infinite(content, "")
     try:
         return msgspec.convert(dict(content), Settings)
     except msgspec.ValidationError as error:
@@ -263,6 +265,15 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
             raise error.__cause__ from None
         _, _, place = str(error).partition(" - at `$.")
         raise TransduceError(_wrong_value(place.partition("[")[0].rstrip("`").split("."), content)) from error
+
+
+def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
+    """A settings file could not keep what is infinite or no number."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            _refuse_infinite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise TransduceError(f"`{prefix}{name}` must be finite, but is {value}.")
 
 
 def _wrong_value(path: Sequence[str], content: Any) -> str:

@@ -26,6 +26,7 @@ _NAME = r"[^\s()/▁⟩]+"
 _SYMBOL = re.compile(rf"{_NAME}[(/]|\)")
 _RUN = re.compile(rf"\)*(?:{_NAME}\()*{_NAME}/|\)+")
 _MARKED = re.compile(rf"{MARK}([^{MARK}\s]+)")
+_SHOWN = 60
 _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
@@ -37,19 +38,20 @@ def linearize(tree: Tree, *, tags: bool = True) -> str:
         tags: say each word's tag; otherwise `XX/` stands for every word.
 
     Raises:
-        TransduceError: a label has a character that symbols cannot have.
+        TransduceError: a label is empty, or has a character that symbols cannot have.
     """
     if tree.word is not None:
-        return (_named(tree.label) if tags else UNKNOWN_TAG) + TAG
-    return _named(tree.label) + OPENING + "".join(linearize(child, tags=tags) for child in tree.children) + CLOSE
+        return (_named(tree) if tags else UNKNOWN_TAG) + TAG
+    return _named(tree) + OPENING + "".join(linearize(child, tags=tags) for child in tree.children) + CLOSE
 
 
-def _named(label: str) -> str:
+def _named(tree: Tree) -> str:
     # The vocabulary is given as a list with commas.
-    name = label.replace(_COMMA, _COMMA_NAME)
+    name = tree.label.replace(_COMMA, _COMMA_NAME)
     if not re.fullmatch(_NAME, name):
         raise TransduceError(
-            f'A label must have no space, bracket, / or {MARK} in it, but one is "{label}": rename it.'
+            f'A label must have something in it, and no space, bracket, /, ▁ or {MARK}, but one is "{tree.label}" in '
+            f"{str(tree)[:_SHOWN]}: rename it."
         )
     return name
 

@@ -74,7 +74,8 @@ PRESETS = {
 
 
 def choose_preset(pairs: int) -> Choice[str]:
-    """Few sentences train a small model best: on Multi30k's 29,000 pairs 4+4 × 128 beats 6+6 × 512 by 2.7 BLEU
+    """tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: few sentences train a small
+    model best. On Multi30k's 29,000 pairs 4+4 × 128 beats 6+6 × 512 by 2.7 BLEU
     (Wu et al. 2021, "Good for Misconceived Reasons", Table 2).
     """
     for most, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
@@ -119,7 +120,8 @@ def count_parameters(preset: Preset, vocabulary_size: int) -> int:
 def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     """About 70 × pairs^0.4, which is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper:
     37,000), as frequent pieces must occur often enough to be learnt (Gowda and May 2020, "Finding the Optimal
-    Vocabulary Size"). Characters of scripts without spaces come on top: each is a piece.
+    Vocabulary Size"). Characters of scripts without spaces come on top: each is a piece. It is
+    at least 400 and at most 40,000.
     """
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
@@ -171,7 +173,9 @@ def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int
 
 
 def choose_language_model_preset(tokens: int) -> Choice[str]:
-    """Of a language model: as many parameters as the text can teach, about one for each piece or two."""
+    """Of a language model: as many parameters as the text can teach, about one for each piece or two. tiny below
+    5,000,000 pieces, small below 50,000,000, base below 1,000,000,000, else big.
+    """
     for most, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
         if tokens < most:
             return Choice(preset, f"{tokens:,} pieces of text, fewer than {most:,}")
@@ -188,8 +192,8 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
-    """The paper's 0.1 (section 5.4) where a text is written from another; 0 for language models, which are judged by
-    their probabilities.
+    """The paper's 0.1 (section 5.4) where a text is written from another; 0 for language models, classification and
+    time series, which are judged by their probabilities or numbers.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
@@ -198,7 +202,8 @@ def choose_learning_rate(
     d_model: int, schedule: ScheduleName, warmup_steps: int, batch_tokens: int = _LARGE_BATCH
 ) -> Choice[float]:
     """0.5 / d_model at the peak: wider models need smaller steps. Where a step has fewer than 4,096 tokens, times the
-    root of their share of these, as Adam wants it (Malladi et al. 2022). With the paper's schedule, equation (3).
+    root of their share of these, as Adam wants it (Malladi et al. 2022); but not for language models and time series.
+    With the paper's schedule, equation (3).
     """
     if schedule == "inverse-sqrt":
         return Choice(paper_peak(d_model, warmup_steps), "equation (3) of the paper")
@@ -266,7 +271,8 @@ def choose_kernels(device: str, threads: int) -> Choice[Kernels]:
 
 def choose_best_by(translated: int) -> Choice[BestBy]:
     """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
-    right more often all the same. The loss where nothing is translated.
+    right more often all the same. The loss where nothing is translated. Classification goes by accuracy, parsing by
+    bracket F1, time series by skill.
     """
     if translated:
         return Choice("bleu", f"of {translated:,} dev sentences at most, translated at each validation")
