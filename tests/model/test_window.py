@@ -33,9 +33,13 @@ def relative_positions(*, bidirectional: bool) -> RelativePositions:
     return relative
 
 
+@pytest.mark.parametrize("at_once", [1, 2**30], ids=["block by block", "all blocks at once"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "radius"), [(1, 3), (31, 5), (64, 32), (97, 1), (150, 40), (200, 33), (100, 300)])
-def test_blocks_equal_full_attention(length: int, radius: int, causal: bool) -> None:
+def test_blocks_equal_full_attention(
+    length: int, radius: int, causal: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.model.window._SCORES_AT_ONCE", at_once)
     query, key, value = (torch.randn(2, H, length, K) for _ in range(3))
     present = torch.arange(length) < torch.tensor([[length], [(length + 1) // 2]])
     blocks: list[Tensor] = []

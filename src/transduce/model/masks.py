@@ -151,8 +151,8 @@ def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> Atte
     Args:
         block: b, queries of a block; at least the radius.
         radius: r.
-        present: which positions exist, (B, b + N × b), the first block all False; unless causal, so is one more block
-            at the end.
+        present: which positions exist, (B, b + N × b): the block before the first one, and these; unless causal, one
+            more block at the end.
         causal: a block sees itself and the one before it alone, and no query its future.
 
     Returns:

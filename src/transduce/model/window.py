@@ -1,7 +1,8 @@
 """Self-attention restricted to a neighbourhood, computed block by block: its cost is length × radius.
 
 A sequence is cut into blocks at least as long as the radius. The queries of a block attend to the block itself, to the
-one before it and, where the future is visible, to the one after it; the blocks stand side by side in the batch.
+one before it and, where the future is visible, to the one after it; some blocks at a time stand side by side in the
+batch.
 Legend: B batch, H heads, L positions, K width of a key, V width of a value, N blocks, b positions of a block,
 s positions that a block sees: 2b or 3b.
 """
@@ -18,6 +19,7 @@ from transduce.model.positions import RelativePositions
 from transduce.model.scores import Attend
 
 _SHORTEST_BLOCK = 32
+_SCORES_AT_ONCE = 2**20  # on a CPU: 4 MiB
 
 
 class Window(NamedTuple):
@@ -66,36 +68,44 @@ def attend_in_window(
     Returns:
         (B, H, L, V).
     """
-    batch, _, length, _ = query.shape
+    batch, heads, length, _ = query.shape
     block = window.block
     blocks = -(-length // block)
     padding = blocks * block - length
     after = padding if window.causal else padding + block
-    queries = F.pad(query, (0, 0, 0, padding)).unflatten(2, (blocks, block))  # (B, H, N, b, K)
-    queries = queries.transpose(1, 2).flatten(0, 1)  # (B × N, H, b, K)
     span = block + block if window.causal else 3 * block
-    keys, values = _seen(key, block, span, after), _seen(value, block, span, after)
+    queries = F.pad(query, (0, 0, 0, padding)).unflatten(2, (blocks, block))  # (B, H, N, b, K)
+    keys, values = (F.pad(x, (0, 0, block, after)).unfold(2, span, block) for x in (key, value))  # (B, H, N, K, s)
+    present = window.present
+    if present is None:
+        present = torch.ones(batch, length, dtype=torch.bool, device=query.device)
+    present = F.pad(present, (block, after))
+    found: list[Tensor] = []
     parts: list[Tensor] | None = None if weights_to is None else []
-    mask = _mask(window, batch, length, (block, span, after), query.device)
-    heads = attend(queries, keys, values, mask, dropout=dropout, weights_to=parts)  # (B × N, H, b, V)
+    at_once = _blocks_at_once(batch * heads * block * span, query.device)
+    for first in range(0, blocks, at_once):
+        last = min(blocks, first + at_once)
+        # What these blocks see, (B × N, H, …).
+        asking, asked, told = (x[:, :, first:last].transpose(1, 2).flatten(0, 1) for x in (queries, keys, values))
+        seen = present[:, first * block : (last - 1) * block + span]
+        mask = _mask(window, seen, (block, span), query.device)
+        part = attend(asking, asked.mT, told.mT, mask, dropout=dropout, weights_to=parts)
+        found.append(part.unflatten(0, (batch, last - first)))
     if weights_to is not None and parts:
-        weights_to.append(_as_full(parts[0].unflatten(0, (batch, blocks)), length))
-    joined: Tensor = heads.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
+        weights_to.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
+    joined: Tensor = torch.cat(found, dim=1).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
     return joined[:, :, :length]
 
 
-def _seen(x: Tensor, block: int, span: int, after: int) -> Tensor:
-    """The keys or values that each block sees: (B, H, L, K) to (B × N, H, s, K)."""
-    views = F.pad(x, (0, 0, block, after)).unfold(2, span, block)  # (B, H, N, K, s)
-    return views.permute(0, 2, 1, 4, 3).flatten(0, 1)
+def _blocks_at_once(scores: int, device: torch.device) -> int:
+    """So many that their scores stay in a processor's cache; each block has this number of scores."""
+    return max(1, _SCORES_AT_ONCE // scores) if device.type == "cpu" else 2**31
 
 
-def _mask(window: Window, batch: int, length: int, sizes: tuple[int, int, int], device: torch.device) -> AttentionMask:
-    block, span, after = sizes
-    present = window.present
-    if present is None:
-        present = torch.ones(batch, length, dtype=torch.bool, device=device)
-    mask = band_mask(block, window.radius, F.pad(present, (block, after)), causal=window.causal)
+def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
+    """Of some blocks, by which of the positions that they see are there."""
+    block, span = sizes
+    mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:
         return mask
     positions = torch.arange(span, device=device)
