@@ -16,9 +16,11 @@ from training_settings import LABEL_SMOOTHING, RATE, STEP_TOKENS, optimizer_sett
 from transduce.data.batches import Batch
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.fast import kernels_of_training
+from transduce.model.fused import training_with
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
-from transduce.training.choices import PRESETS
+from transduce.training.choices import PRESETS, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -70,7 +72,13 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
 
 def rows(*, quick: bool) -> list[Row]:
     """Every model at every length; recurrent ones beside the Transformer."""
-    torch.set_num_threads(detect_machine("cpu").threads)
+    threads = detect_machine("cpu").threads
+    torch.set_num_threads(threads)
+    with training_with(kernels_of_training(choose_kernels("cpu", threads).value)):
+        return _rows(quick=quick)
+
+
+def _rows(*, quick: bool) -> list[Row]:
     found: list[Row] = []
     for length in QUICK_LENGTHS if quick else LENGTHS:
         rates = {
