@@ -1,9 +1,14 @@
 """Training tokens/s by sentence length: what the Transformer does at once, a recurrent model does step by step.
 
-Table 1 of the paper, measured. Random pieces, about as many target tokens a step at every length, forward, backward and
-update as in `transduce train`; the sizes are those of `family.py` for German to English.
+Table 1 of the paper, measured twice, on random pieces; the sizes are those of `family.py` for German to English.
+
+* About 4,096 target tokens a step at every length, as in `transduce train`. A core has enough to do with the sentences
+  that stand side by side: what counts is the arithmetic, and attention's grows with the length.
+* One sentence a step, forward and backward alone. Now a recurrent model multiplies vectors by matrices, one after the
+  other, where the Transformer multiplies matrices.
 """
 
+import itertools
 import time
 from statistics import median
 
@@ -50,8 +55,8 @@ def random_batch(config: ModelConfig, length: int, tokens: int) -> Batch:
     return Batch(pieces[0], pieces[1], np.arange(rows), rows * length, rows * length)
 
 
-def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tokens: int) -> float:
-    """Target tokens in the median step, after one that warms up."""
+def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tokens: int, update: bool) -> float:
+    """Target tokens in the median step, with the weights' update or without, after one that warms up."""
     torch.manual_seed(1)
     model = build_encoder_decoder(config).train()
     precision = detect_machine("cpu").precision
@@ -65,7 +70,8 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
         loss = task.loss(batch)
         loss.total.backward()
         optimizer.collect_gradient()
-        optimizer.step(loss.tokens, RATE)
+        if update:
+            optimizer.step(loss.tokens, RATE)
         seconds.append(time.monotonic() - started_at)
     return batch.target_tokens / median(seconds[1:])
 
@@ -80,18 +86,19 @@ def rows(*, quick: bool) -> list[Row]:
 
 def _rows(*, quick: bool) -> list[Row]:
     found: list[Row] = []
-    for length in QUICK_LENGTHS if quick else LENGTHS:
+    lengths = QUICK_LENGTHS if quick else LENGTHS
+    for length, alone in itertools.product(lengths, (False, True)):
+        tokens = length if alone else 512 if quick else STEP_TOKENS
+        repetitions = 2 if quick else 5
         rates = {
             name: tokens_per_second(
-                config_of(name, quick=quick),
-                length,
-                repetitions=2 if quick else 5,
-                tokens=512 if quick else STEP_TOKENS,
+                config_of(name, quick=quick), length, repetitions=repetitions, tokens=tokens, update=not alone
             )
             for name in MODELS
         }
         for name, rate in rates.items():
-            row = Row(f"training, {length} pieces a sentence, {name}", rate, "target tokens/s")
+            what = "one sentence" if alone else "steps of sentences"
+            row = Row(f"training, {what} of {length} pieces, {name}", rate, "target tokens/s")
             if name != BASELINE:
                 row = row._replace(peer=BASELINE, peer_value=rates[BASELINE], ratio=rate / rates[BASELINE])
             found.append(row)
