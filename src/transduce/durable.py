@@ -7,7 +7,7 @@ from pathlib import Path
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes or replaces a file atomically; what is no file, such as /dev/null or a link, is written to as it is."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() or is_no_file(path):
         path.write_bytes(content)
         return
     partial = path.with_name(f".partial-{path.name}")
@@ -17,6 +17,11 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)  # a full disk needs the room
         raise
+
+
+def is_no_file(path: Path) -> bool:
+    """Whether something is there that no file may take the place of, such as a device or a pipe."""
+    return path.exists() and not path.is_file()
 
 
 def replace_file(partial: Path, path: Path) -> None:

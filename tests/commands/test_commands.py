@@ -134,6 +134,10 @@ def test_train_with_a_settings_file_set_and_options(
         (["--threads", "0"], "`threads` must be at least 1, but is 0"),
         (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `tpu`"),
         (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
+        (
+            ["--source", "/dev/null", "--target", "/dev/null"],
+            "/dev/null is a pipe or a device, but text is read several times: write it to a file.",
+        ),
         (["--source", "nowhere.zh"], "nowhere.zh does not exist: check the file's name."),
         (["missing.toml"], "The settings file missing.toml cannot be read: No such file or directory."),
     ],

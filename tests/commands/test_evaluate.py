@@ -103,6 +103,14 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
             ["compare", "MODEL", "SHORT", "--source", "DEV", "--reference", "DEV"],
             "there are 50 lines in {DEV} and 2 lines in {SHORT}",
         ),
+        (
+            ["compare", "DEV", "DEV", "--reference", "DEV", "--beam-size", "2"],
+            "`--beam-size` says how to translate, but both are translations: leave it out.",
+        ),
+        (
+            ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "-"],
+            "`-` would be standard output, but a file is needed here: name one.",
+        ),
         (["compare", "nowhere", "SHORT", "--reference", "SHORT"], "nowhere does not exist"),
         (
             ["compare", "MODEL", "DEV", "--reference", "DEV", "--source", "SHORT"],

@@ -190,6 +190,10 @@ def test_what_is_known_already_is_learnt_in_small_steps(
     ("settings", "message"),
     [
         ({"start_from": None}, "`training.lora_rank` is 4, which leaves a model's weights as they are, but they would"),
+        (
+            {"tokenizer.character_coverage": 0.99},
+            "`tokenizer.character_coverage` means nothing where the vocabulary in .* is kept: leave it out",
+        ),
         ({"training.lora_rank": -1}, "`training.lora_rank` must not be negative, but is -1"),
         ({"training.lora_alpha": 0.0}, "`training.lora_alpha` must be greater than 0, but is 0"),
         ({"training.lora_rank": 0, "training.lora_alpha": 4.0}, r"`training.lora_alpha` \(4\) means nothing where"),

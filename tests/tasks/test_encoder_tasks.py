@@ -344,6 +344,13 @@ def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
             run(tmp_path / "off", settings | {"data": {"source": [str(other)]}, "start_from": str(start)})
 
 
+def test_a_label_that_no_symbol_can_have_is_named_with_its_tree_and_file(tmp_path: Path) -> None:
+    (tmp_path / "odd.trees").write_text("(S (NN a)) (S (N▁N b))\n", encoding="utf-8")
+    settings = {"task": {"kind": "parsing"}, "data": {"source": [str(tmp_path / "odd.trees")]}}
+    with pytest.raises(TransduceError, match=r'odd.trees: A label must .* but one is "N▁N" in \(N▁N b\): rename it'):
+        run(tmp_path / "run", settings)
+
+
 def test_labels_that_a_kept_vocabulary_alters_are_refused(pretrained: Path, tmp_path: Path) -> None:
     files = labelled(tmp_path)
     path = Path(files["target"][0])

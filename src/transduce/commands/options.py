@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.durable import write_file
+from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
 from transduce.runtime.search_defaults import read_search_settings
@@ -183,13 +183,14 @@ def check_writable(*paths: str | None, report: str | None = None) -> None:
     """
     if "-" in paths:
         raise TransduceError("`-` would be standard output, but a file is needed here: name one.")
-    for path in (Path(path) for path in (*paths, or_standard(report or "-")) if path):
+    files = [path for path in (*paths, None if report == "-" else report) if path]
+    for path in map(Path, files):
         if not path.parent.is_dir():
             raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
         if path.is_dir():
             raise TransduceError(f"{path} cannot be written: it is a folder.")
         # What is no file, such as /dev/stdout, is written to as it is; a file gets its name when it is whole.
-        place = path if path.exists() and not path.is_file() else path.parent
+        place = path if is_no_file(path) else path.parent
         if not os.access(place, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {place}, so name another place.")
 

@@ -22,7 +22,7 @@ from transduce.commands.options import (
     search_settings,
     threads_to_use,
 )
-from transduce.durable import file_sha256
+from transduce.durable import file_sha256, is_no_file
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
     waiting = portions(lines, shard=shard, phrases=phrases)
-    if options.output and not is_device(options.output):
+    if options.output and not is_no_file(Path(options.output)):
         write_to_file(options, folders, job, waiting)
         return 0
     if options.resume:
@@ -212,7 +212,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
     """All that decides what is written for a line: one text for the same models and options."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
-    if phrases and not is_device(phrases):  # a pipe can be read once only
+    if phrases and not is_no_file(Path(phrases)):  # a pipe can be read once only
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
     return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages))
@@ -223,11 +223,6 @@ def _digests(folder: Path) -> list[str]:
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
-
-
-def is_device(path: str) -> bool:
-    """Whether it is there and no file, as a device or a pipe, in whose place no file must be put."""
-    return Path(path).exists() and not Path(path).is_file()
 
 
 def open_device(path: str) -> io.TextIOWrapper:

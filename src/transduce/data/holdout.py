@@ -126,7 +126,14 @@ def choose_held_out(
     wanted = min(settings.max_pairs, max(1, int(settings.share * offered)))
     held = candidates[:wanted]
     covered = int(have_held_source(keys, held).sum()) + sum(candidate.failed for candidate in held)
-    return held[:-1] if covered == offered else held
+    if covered == offered:
+        return held[:-1]
+    first = next((candidate for candidate in candidates if candidate.kept), None)
+    if first is None or any(candidate.kept for candidate in held):
+        return held
+    # All of these few failed; one that did not can be held out, if something is left to train on.
+    longer = [*held, first]
+    return held if have_held_source(keys, longer).all() else longer
 
 
 def have_held_source(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:

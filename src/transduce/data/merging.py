@@ -159,11 +159,6 @@ class _Merging:
         candidates = join_candidates(part.card.candidates for part in self._parts)
         remaining = keys[self._stays]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
-        first = next((candidate for candidate in candidates if candidate.kept), None)
-        if first is not None and not any(candidate.kept for candidate in held):
-            # All of these few failed; one more can be held out, if something is left to train on.
-            longer = [*held, first]
-            held = held if have_held_source(keys, longer)[self._stays].all() else longer
         taken = self._stays & have_held_source(keys, held)
         self._held = [candidate for candidate in held if candidate.kept]
         self._report.held_out = len(self._held)

@@ -12,7 +12,7 @@ from transduce.data.card import CARD_NAME
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus, prepare
 from transduce.data.sample import write_sample
-from transduce.durable import write_file
+from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.machine import usable_cores
 from transduce.tasks.preparation_bar import PreparationBar
@@ -243,7 +243,7 @@ def measure(files: CorpusFiles) -> CorpusSize:
         TransduceError: a file is missing, or a pipe.
     """
     for path in map(Path, (*files.source, *files.target)):
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if is_no_file(path) and not path.is_dir():
             raise TransduceError(f"{path} is a pipe or a device, but text is read several times: write it to a file.")
     counts = np.zeros(0, np.int64)
     reader = PairReader(files)
