@@ -99,9 +99,7 @@ def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:
         from transduce.model.native.model_programs import find_programs
         from transduce.model.native.state import NativeState
 
-        # Machine code has the weights' places in it and would pass over what somebody put in a product's place.
-        is_changed = any("forward" in vars(module) for module in model.modules())
-        programs = None if is_changed else find_programs(model)
-        if programs is not None:
+        programs = find_programs(model)
+        if programs is not None and not programs.have_other_products():
             return NativeState(model, programs, source_ids)
     return FlatState(model, source_ids)

@@ -88,8 +88,7 @@ def supports_native(model: Transformer) -> bool:
         return False
     if config.embedding_norm or config.token_types or config.output_scale != 1.0:
         return False
-    products = [module for layer in (*model.encoder_layers, *model.decoder_layers) for module in _products(layer)]
-    return all(isinstance(product, NativeLinear) for product in products)
+    return all(isinstance(product, NativeLinear) for product in _all_products(model))
 
 
 def output_of(model: Transformer) -> NativeLinear:
@@ -97,6 +96,10 @@ def output_of(model: Transformer) -> NativeLinear:
     assert isinstance(model, Int8Transformer)
     assert isinstance(model.quantized_output, NativeLinear)
     return model.quantized_output
+
+
+def _all_products(model: Transformer) -> list[nn.Module]:
+    return [module for layer in (*model.encoder_layers, *model.decoder_layers) for module in _products(layer)]
 
 
 def _products(layer: nn.Module) -> list[nn.Module]:
@@ -130,6 +133,7 @@ class ModelPrograms:
         write_norms(k)
         write_heads(k, self.heads)
         write_attention(k, self.heads)
+        self._products = [vars(product) for product in _all_products(model)]
         # The machine code knows where these stand.
         self._zeros = torch.zeros(config.d_model)
         self._kept: list[Tensor] = [self._zeros, *model.parameters()]
@@ -139,6 +143,10 @@ class ModelPrograms:
         programs = compile_programs(k, ("encode", "step"))
         self.encode: Program = programs["encode"]
         self.step: Program = programs["step"]
+
+    def have_other_products(self) -> bool:
+        """Whether somebody put something else in a product's place, which machine code would pass over."""
+        return any("forward" in own for own in self._products)
 
     def added_until(self, position: int) -> Tensor:
         """What is added to embeddings, up to this position at least, (positions, D); to be kept while it is read."""
