@@ -44,8 +44,6 @@ MODEL: dict[str, float | str] = {
     "training.batch_tokens": 2048,
     "training.learning_rate": 0.001,
 }
-# Of teaching; utterances have ten pieces. A thousand steps read ten examples of each intent some 30 times.
-TEACHING_TOKENS = 512
 PRETRAINED, SCRATCH = "pretrained", "random"
 # Underscores mark italics.
 TYPEWRITTEN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "_": None})
@@ -65,7 +63,7 @@ class Work(NamedTuple):
 
 def full_work(out: Path, novels: list[Path], minutes: float) -> Work:
     """The comparison that the bars are for."""
-    return Work(out / f"{minutes:g}min", novels, minutes, [1, 2, 3], [2e-4, 5e-4, 1e-3], 1_000, 6_000)
+    return Work(out / f"{minutes:g}min", novels, minutes, [1, 2, 3], [2e-4, 5e-4, 1e-3], 1_500, 7_000)
 
 
 def quick_work(out: Path, novels: list[Path]) -> Work:
@@ -130,7 +128,7 @@ def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]
     options = ["--task", "classification", "--from", str(work.folder / begin), "--steps", str(steps)]
     options += ["--source", text, "--target", label, "--dev-source", dev[0], "--dev-target", dev[1]]
-    settings = {"training.batch_tokens": TEACHING_TOKENS, "training.learning_rate": rate, "training.patience": 0}
+    settings = {"training.learning_rate": rate, "training.patience": 0}
     settings["training.validate_every"] = max(1, steps // 5)  # 3,000 texts each time
     train(out, *options, settings=settings)
     return out

@@ -122,14 +122,6 @@ def test_order_of_access_changes_nothing() -> None:
         assert same(plan.batch(2, position), forward[position])
 
 
-def test_global_numbers_run_through_the_epochs() -> None:
-    plan = BatchPlan(SyntheticCorpus(1_000), batch_tokens=512, seed=1)
-    size = len(plan)
-    assert [plan.epoch_and_position(number) for number in (0, size - 1, size, 2 * size + 3)] == [
-        *[(0, 0), (0, size - 1), (1, 0), (2, 3)]
-    ]
-
-
 def test_positions_outside_an_epoch() -> None:
     plan = BatchPlan(SyntheticCorpus(100), batch_tokens=512, seed=1)
     for position in (-1, len(plan)):

@@ -48,11 +48,12 @@ def test_what_was_written_is_read_back(files: CorpusFiles, tokenizer: Tokenizer,
 def test_counts_and_lengths_agree_with_the_ids(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = PreparedCorpus.open(prepare(files, tokenizer, FilterSettings(), tmp_path / "c").folder, tokenizer)
     expected = [len(ids) + 1 for ids in tokenizer.source.encode_batch(SOURCES)]
-    assert corpus.source_lengths().tolist() == expected
-    assert corpus.source_lengths().dtype == corpus.target_lengths().dtype == np.int32
+    source_lengths, target_lengths = corpus.read_run_lengths([(0, 300)])
+    assert source_lengths.tolist() == expected
+    assert source_lengths.dtype == target_lengths.dtype == np.int32
     assert corpus.source_tokens == sum(expected)
-    assert corpus.target_tokens == corpus.target_lengths().sum()
-    assert corpus.read_lengths(5, 9)[0].tolist() == expected[5:9]
+    assert corpus.target_tokens == target_lengths.sum()
+    assert corpus.read_run_lengths([(5, 9)])[0].tolist() == expected[5:9]
     statistics = corpus.statistics
     assert (statistics.pairs, statistics.source_tokens) == (300, sum(expected))
     assert statistics.mean_source_length == pytest.approx(np.mean(expected))

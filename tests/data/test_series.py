@@ -82,11 +82,12 @@ def test_what_a_scale_takes_out_it_puts_back(normalization: str) -> None:
     np.testing.assert_allclose(own.apply(past).mean(axis=1), 0.0, atol=spread)
 
 
-def test_a_series_that_never_changes_has_a_scale() -> None:
-    scale = measure_scale(np.full((9, 1), 4.0), "window")
+@pytest.mark.parametrize("value", [4.0, 0.1, 1e6 + 0.1])
+def test_a_series_that_never_changes_has_a_scale(value: float) -> None:
+    scale = measure_scale(np.full((9, 1), value), "window")
     assert scale.deviations == (1.0,)
-    own = scale.of(np.full((1, 5, 1), 4.0))
-    assert own.apply(np.full((1, 2, 1), 4.0)).tolist() == [[[0.0], [0.0]]]
+    own = scale.of(np.full((1, 5, 1), value))
+    np.testing.assert_allclose(own.apply(np.full((1, 2, 1), value)), 0.0, atol=1e-6)
 
 
 def test_a_scale_of_impossible_numbers_is_refused() -> None:

@@ -264,4 +264,4 @@ def test_a_file_that_shrinks_while_it_is_read(files: CorpusFiles, tokenizer: Tok
     found = prepare(files, tokenizer, FILTERS, tmp_path / "whole")
     (tmp_path / "whole" / "source.offsets").write_bytes(b"12345678")
     with pytest.raises(TransduceError, match=r"source\.offsets has become shorter while it was read"):
-        found.read_lengths(0, 5)
+        found.read_run_lengths([(0, 5)])

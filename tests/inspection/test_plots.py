@@ -143,6 +143,14 @@ def test_a_real_runs_metrics_are_read(trained: Path) -> None:
     assert dev.curves[0].x.tolist() == bleu.curves[0].x.tolist() == [20.0, 40.0, 60.0, 80.0]
 
 
+def test_a_report_of_steps_that_learnt_nothing_is_left_out(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"event": "train", "step": step, "loss": None if step == 2 else 1.0} for step in (1, 2, 3)
+    ]
+    training = curves(plot_training([write_run(tmp_path / "a", *lines)]), 0)
+    assert training.curves[0].x.tolist() == [1.0, 3.0]
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: name a folder"):
         plot_training([tmp_path])

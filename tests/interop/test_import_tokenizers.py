@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from transduce.data import prepare
 from transduce.errors import TransduceError
 from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.tasks.encoders import read_store
+from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.foreign import ForeignTokenizer, ForeignVocabulary
+from transduce.text.marks import marks_of
 
 BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
 
@@ -255,6 +259,20 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     assert again.fingerprint == tokenizer.fingerprint
     assert again.source.closed(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
     assert again.source.pieces([5, 6]) == ["lo", "##ve"]
+
+
+def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path) -> None:
+    write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
+    write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
+    tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
+    assert tokenizer.source.before
+    (tmp_path / "text").write_bytes(b"Is love.\n\nI.\n")
+    text = CorpusFiles(source=(str(tmp_path / "text"),), target=(str(tmp_path / "text"),))
+    corpus = prepare(text, tokenizer, FilterSettings(drop_empty=False, drop_identical=False), tmp_path / "corpus")
+    store = read_store(corpus, tokenizer, "target")
+    assert store.lengths.tolist() == [5, 0, 2]
+    assert [store.read(n, n + 1).tolist() for n in range(3)] == [[7, 8, 5, 6, 9], [], [7, 9]]
+    assert marks_of(tokenizer.source).frame(store.read(0, 1).tolist(), 64) == [2, 7, 8, 5, 6, 9, 3]
 
 
 @pytest.mark.parametrize(

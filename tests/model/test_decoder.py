@@ -41,6 +41,18 @@ def close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
 
 
+def test_prompts_may_end_with_the_padding_where_their_lengths_are_said() -> None:
+    model = build(positions="none", pad_id=EOS, eos_id=EOS)
+    prompts, newest = torch.tensor([[5, 6, EOS], [7, EOS, EOS]]), torch.tensor([[3], [4]])
+    with torch.inference_mode():
+        state = model.start(prompts, torch.tensor([3, 2]))
+        found = [state.step(newest), state.step(newest)]
+        for row, length in enumerate((3, 2)):
+            alone = model.hidden(torch.cat([prompts[row, :length], newest[row]])[None])
+            close(found[0][row, 0], alone[0, length - 1])
+            close(found[1][row, 0], alone[0, length])
+
+
 def test_it_equals_pytorchs_encoder_layers_with_a_look_ahead_mask() -> None:
     model = build(positions="none", activation="gelu")
     x = model.embedding(PROMPTS, model.source_weight)

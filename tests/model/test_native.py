@@ -252,8 +252,11 @@ def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -
     assert values[0, 0].tolist() == [3.0, float("-inf"), float("-inf")]
     assert places[0, 0, 0] == 0
     assert torch.equal(logits, kept)
-    _, places = kernels.best_pieces(torch.full((2, 1, 100), float("nan")), 3)
-    assert bool(((places >= 0) & (places < 100)).all())
+    for size in (100, 256):  # with a block that is not whole, and without
+        wrong = torch.cat([torch.full((2, 1, size), float("nan")), torch.ones(1, 1, size)])
+        _, places = kernels.best_pieces(wrong, 3)
+        assert bool(((places >= 0) & (places < size)).all())
+        assert bool((wrong[2] == 1.0).all())
 
 
 def test_rows_with_gaps_between_them_are_taken_and_others_refused() -> None:

@@ -98,6 +98,14 @@ def test_running_statistics_are_stored_with_the_weights() -> None:
     assert "encoder_layers.0.feed_forward_residual.norm_before.running_variance" in names
 
 
+def test_running_statistics_keep_all_their_digits_in_bfloat16() -> None:
+    norm = BatchNorm(2)
+    norm.running_mean.copy_(torch.tensor([1.2345678, -0.1]))
+    kept = norm.running_mean.clone()
+    assert torch.equal(norm.to(torch.bfloat16).running_mean, kept)
+    assert norm.weight.dtype == torch.bfloat16
+
+
 def test_one_position_is_a_batch() -> None:
     norm = BatchNorm(6)
     assert norm(torch.randn(1, 1, 6)).isfinite().all()

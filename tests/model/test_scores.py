@@ -146,3 +146,16 @@ def test_biases_of_projection_and_output_are_chosen_apart() -> None:
     attention = MultiHeadAttention(d_model=8, num_heads=2, d_k=4, d_v=4, bias=True, output_bias=False)
     assert attention.projection.bias is not None
     assert attention.output.bias is None
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_step_with_shared_heads_is_the_last_position_of_all_at_once(shared: int) -> None:
+    torch.manual_seed(5)
+    attention = MultiHeadAttention(d_model=8, num_heads=4, d_k=3, d_v=5, num_key_value_heads=shared).eval()
+    x, cache, present = torch.randn(2, 6, 8), KeyValueCache(), torch.ones(2, 6, dtype=torch.bool)
+    present[1, 1:3] = False
+    whole = attention(x, mask=AttentionMask(present[:, None, None]) & look_ahead_mask(6))
+    for place in range(6):
+        mask = AttentionMask(present[:, None, None, : place + 1])
+        found = attention(x[:, place : place + 1], mask=mask, cache=cache)
+        torch.testing.assert_close(found[:, 0], whole[:, place], atol=1e-6, rtol=1e-5)

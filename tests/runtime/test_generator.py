@@ -1,5 +1,6 @@
 """Going on with a text: the cache against reading everything anew, drawing, beams, streams, lines."""
 
+import msgspec
 import pytest
 import torch
 
@@ -189,3 +190,14 @@ def test_a_generator_shows_itself_in_a_line(generator: Generator) -> None:
     assert repr(generator) == "Generator(text, decoder, 2 layers × 32, fp32, cpu)"
     found = generator("abc", search=GREEDY).continuations[0]
     assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"
+
+
+def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Generator, tokenizer: Tokenizer) -> None:
+    config = msgspec.structs.replace(generator.model.config, pad_id=tokenizer.target.eos_id, zero_padding_row=False)
+    model = Decoder(config).eval()
+    model.load_state_dict(generator.model.state_dict())
+    found = ContinuingScorer(model, [generator.prompt_ids("abc\n")], context=CONTEXT, never_written=())
+    expected = ContinuingScorer(generator.model, [generator.prompt_ids("abc\n")], context=CONTEXT, never_written=())
+    newest = torch.tensor([[config.eos_id]])
+    for _ in range(3):
+        torch.testing.assert_close(found.step(newest), expected.step(newest))

@@ -193,3 +193,16 @@ def test_what_is_frozen_gets_no_gradient(learns: str) -> None:
     loss = projected_cross_entropy(alone["hidden"], alone["weight"], labels, pad_id=PAD, label_smoothing=0.1)
     (gradient,) = gradients(loss.total, learner)
     assert torch.equal(gradient, expected[learns])
+
+
+def test_without_a_padding_id_every_label_counts_but_negative_ones() -> None:
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(1, 4, 3), torch.randn(5, 3, requires_grad=True)
+    labels = torch.tensor([[0, 2, -1, 4]])
+    loss = projected_cross_entropy(hidden, weight, labels, pad_id=None)
+    expected = nn.functional.cross_entropy((hidden @ weight.T)[0], labels[0], ignore_index=-1, reduction="sum")
+    torch.testing.assert_close(loss.total, expected)
+    assert loss.tokens == 3
+    (gradient,) = torch.autograd.grad(loss.total, weight)
+    (theirs,) = torch.autograd.grad(expected, weight)
+    torch.testing.assert_close(gradient, theirs)

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Writes the text as it grows, where there is one; several when they are done."""
     search = search_of(options)
     check_writable(report=options.json)
-    prompt = sys.stdin.buffer.read().decode("utf-8", "replace") if options.prompt == "-" else options.prompt
+    prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(
         options.model, precision=options.precision, device=options.device, threads=options.threads
     )
@@ -67,6 +67,12 @@ def run(options: argparse.Namespace) -> int:
     )
     write_report(report, options.json)
     return 0
+
+
+def _standard_input() -> str:
+    """All of it but the last line's end, which `echo` adds."""
+    text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def search_of(options: argparse.Namespace) -> SearchSettings:
@@ -85,7 +91,7 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
         refuse_beside(options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out.")
     said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
     return SearchSettings(
-        beam_size=max(1, options.beam_size),
+        beam_size=options.beam_size or 1,
         n_best=options.n_best,
         length_penalty=options.length_penalty or 0.0,
         max_length=options.max_length,

@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.brackets import BracketReport, BracketSettings, score_trees
 from transduce.runtime.parser import Parse, Parser, load_parser
 from transduce.text.files import read_lines
-from transduce.text.trees import clean, read_trees
+from transduce.text.trees import clean, read_trees, unescape_word
 
 _LINES_AT_A_TIME = 256
 
@@ -69,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if options.reference:
         write_report(_report(options, parser), options.json)
         return 0
-    sentences = (line.split() for line in (read_lines(options.text) if options.text else stdin_lines()))
+    lines = read_lines(options.text) if options.text else stdin_lines()
+    sentences = ([unescape_word(word) for word in line.split()] for line in lines)
     if options.output:
         write_file(
             Path(options.output), "".join(_shown(parse, options) for parse in _parsed(parser, sentences)).encode()

@@ -108,6 +108,10 @@ def run(options: argparse.Namespace) -> int:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
         return 0
+    if file and not Path(file).exists():
+        raise TransduceError(
+            f"{file} does not exist: name a file of sentences, or give one sentence by `echo … | transduce translate`."
+        )
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
     waiting = portions(lines, shard=shard, phrases=phrases)

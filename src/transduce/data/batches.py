@@ -104,10 +104,6 @@ class BatchPlan:
         """Batches in an epoch."""
         return int(self._batches.sum())
 
-    def epoch_and_position(self, batch_number: int) -> tuple[int, int]:
-        """Epoch and position in it, of a batch counted from the first epoch's first."""
-        return divmod(batch_number, len(self))
-
     def batch(self, epoch: int, position: int) -> Batch:
         """The batch at a position, from 0 to ``len(self) - 1``, of an epoch; IndexError outside."""
         if epoch < 0 or not 0 <= position < len(self):

@@ -19,6 +19,8 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     share: float = 0.03
     max_pairs: int = 2_000
+    # Of a small corpus, more than the share: so many, or a tenth of it where that is less.
+    enough_pairs: int = 100
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
@@ -123,7 +125,8 @@ def choose_held_out(
         keys: of all pairs that could be trained on.
         offered: how many pairs there are, with those whose lengths do not pass.
     """
-    wanted = min(settings.max_pairs, max(1, int(settings.share * offered)))
+    enough = min(settings.enough_pairs, offered // 10)
+    wanted = min(settings.max_pairs, max(1, int(settings.share * offered), enough))
     held = candidates[:wanted]
     covered = int(have_held_source(keys, held).sum()) + sum(candidate.failed for candidate in held)
     if covered == offered:

@@ -132,12 +132,8 @@ class SideReader:
         ids = _read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
         return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
 
-    def read_lengths(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Lengths of the sentences from start to stop, the end of sentence counted."""
-        return self.read_run_lengths([(start, stop)])
-
     def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Lengths of the sentences of several runs, one after another."""
+        """Lengths of the sentences of several runs, one after another, the end of sentence counted."""
         return self._read_offsets(runs)[1].astype(np.int32)
 
     def verify(self) -> None:

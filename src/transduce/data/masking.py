@@ -24,7 +24,7 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     share: float = 0.15
     # Share of these that the mask replaces.
     masked: float = 0.8
-    # Share of these that any other piece replaces; what is neither stays as it is.
+    # Share of these that any piece replaces, drawn at random; what is neither stays as it is.
     random: float = 0.1
 
     def __post_init__(self) -> None:

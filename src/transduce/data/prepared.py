@@ -100,18 +100,6 @@ class PreparedCorpus:
         """Lengths of the pairs of several runs, one after another: sources and targets."""
         return self._source.read_run_lengths(runs), self._target.read_run_lengths(runs)
 
-    def read_lengths(self, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Lengths of the pairs from start to stop: sources and targets."""
-        return self._source.read_lengths(start, stop), self._target.read_lengths(start, stop)
-
-    def source_lengths(self) -> NDArray[np.int32]:
-        """Lengths of all sources, the end of sentence counted: 4 bytes a pair."""
-        return self._source.read_lengths(0, self.pairs)
-
-    def target_lengths(self) -> NDArray[np.int32]:
-        """Lengths of all targets."""
-        return self._target.read_lengths(0, self.pairs)
-
     def verify(self) -> None:
         """Read the files and raise TransduceError when their content is not what was written."""
         self._source.verify()

@@ -5,10 +5,8 @@ it is to standard output, a line a block. So a program that prepares a corpus ne
 again, and nothing is unpickled.
 """
 
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,8 @@ import msgspec
 
 from transduce.data.parts import PartRequest, write_part
 from transduce.errors import TransduceError
+from transduce.own_process import own_environment, run_module
 from transduce.text import Tokenizer
-
-_PACKAGES = Path(__file__).resolve().parents[2]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +79,10 @@ class _Team:
 
     def work(self, tasks: list[Task]) -> None:
         """Do all tasks."""
-        processes = [_start(task) for task in tasks]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
+            for task in tasks:
+                processes.append(_start(task))  # noqa: PERF401 -- where one fails, those before it are known
             listeners = [
                 threading.Thread(target=self._listen, args=(number, process, processes), daemon=True)
                 for number, process in enumerate(processes)
@@ -125,12 +124,11 @@ def _kill(team: list[subprocess.Popen[bytes]]) -> None:
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     """A process that knows its task; the package is found where this one was."""
-    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "transduce.data.part_process"],  # modules of the current folder are not ours
+        run_module("transduce.data.part_process"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=own_environment(),
     )
     stdin = _stream(process.stdin)
     stdin.write(msgspec.json.encode(task))

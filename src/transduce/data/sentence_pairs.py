@@ -7,6 +7,7 @@ Legend: B rows, L pieces of a row, N sentences of the text.
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -29,23 +30,28 @@ class SentenceStore(NamedTuple):
     """A text of documents: all sentences' pieces in a row. An empty sentence ends a document."""
 
     ids: NDArray[np.unsignedinteger]
-    """Each sentence's pieces with an end symbol, in memory or mapped into it."""
+    """Each sentence's pieces as they were prepared, in memory or mapped into it."""
     offsets: NDArray[np.int64]
     """Where each sentence begins, and the last one ends, (N + 1,)."""
+    before: int = 0
+    """How many pieces stand before each sentence's own."""
+    after: int = 1
+    """How many stand after them: the end symbol."""
 
     @property
     def lengths(self) -> Ids:
-        """(N,) pieces of each sentence, without the end symbol."""
-        return np.diff(self.offsets) - 1
+        """(N,) pieces of each sentence's own."""
+        return np.diff(self.offsets) - (self.before + self.after)
 
     def read(self, start: int, stop: int) -> Ids:
-        """The pieces of sentences from start to stop, without end symbols."""
-        parts = [self.ids[self.offsets[n] : self.offsets[n + 1] - 1] for n in range(start, stop)]
+        """The own pieces of sentences from start to stop."""
+        ends = self.offsets[start : stop + 1]
+        parts = [self.ids[a + self.before : b - self.after] for a, b in pairwise(ends)]
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
     def part(self, start: int, stop: int) -> "SentenceStore":
         """The sentences from start to stop as a text of their own."""
-        return SentenceStore(self.ids, self.offsets[start : stop + 1])
+        return self._replace(offsets=self.offsets[start : stop + 1])
 
 
 class PairSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Reads a table, plain or gzip; tabs between the cells of a .tsv file, commas otherwise.
+    """Reads a table, plain or gzip; tabs between the cells of a .tsv file, commas otherwise, or what the header has.
 
     Args:
         path: of the file.
@@ -48,7 +48,15 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Lines by number, from 1, cut into cells."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
+    blank = 0
     for number, line in enumerate(read_lines(path), 1):
+        if number == 1 and delimiter == "," and "," not in line:
+            delimiter = next((other for other in ";\t" if other in line), ",")
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            raise TransduceError(f"{path}:{blank}: a line of a table is empty: complete it, or remove it.")
         try:
             yield number, next(csv.reader([line], delimiter=delimiter, strict=True), [])
         except csv.Error as error:

@@ -19,6 +19,7 @@ Numbers = NDArray[np.float64]
 
 # A window that hardly moves is not blown up: so much, in deviations of its series, is added to its variance' root.
 _LEAST_DEVIATION = 0.01
+_ROUNDING = 1e-10
 
 
 class WindowScale(NamedTuple):
@@ -69,8 +70,10 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
     """The scale of series, from (N, C) numbers of their training part."""
     deviations = values.std(axis=0)
+    # Of a constant that is not exact in binary, rounding leaves a deviation of its last digits.
+    changes = deviations > _ROUNDING * np.abs(values).max(axis=0)
     return SeriesScale(
         means=tuple(values.mean(axis=0).tolist()),
-        deviations=tuple(np.where(deviations > 0.0, deviations, 1.0).tolist()),
+        deviations=tuple(np.where(changes, deviations, 1.0).tolist()),
         normalization=normalization,
     )

@@ -1,5 +1,6 @@
 """How many texts were given their right labels."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -36,16 +37,12 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
             f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
             "give one of each."
         )
-    hits = sum(mine == theirs for mine, theirs in zip(predicted, right, strict=True))
-    scores = [_f1(label, predicted, right) for label in sorted(set(right))]
+    hits = Counter(mine for mine, theirs in zip(predicted, right, strict=True) if mine == theirs)
+    said, there = Counter(predicted), Counter(right)
+    scores = [2 * hits[label] / (said[label] + there[label]) for label in sorted(there)]
     return AccuracyReport(
         texts=len(right),
-        right=hits,
-        accuracy=100.0 * hits / len(right),
+        right=hits.total(),
+        accuracy=100.0 * hits.total() / len(right),
         macro_f1=100.0 * sum(scores) / len(scores),
     )
-
-
-def _f1(label: str, predicted: Sequence[str], right: Sequence[str]) -> float:
-    hits = sum(mine == theirs == label for mine, theirs in zip(predicted, right, strict=True))
-    return 2 * hits / (predicted.count(label) + right.count(label))

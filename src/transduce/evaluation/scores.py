@@ -148,6 +148,9 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
 
 def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
     """Raise TransduceError unless the named lists of lines are equally long and not empty."""
+    for name, group in lines.items():
+        if isinstance(group, str):
+            raise TransduceError(f"The {name} must be a list of lines, but are one text: write [`{group[:40]}`].")
     counts = {name: len(group) for name, group in lines.items()}
     listed = " and ".join(f"{count:,} {name}" for name, count in counts.items())
     if len(set(counts.values())) > 1:

@@ -3,7 +3,6 @@
 Legend: N layers, H heads, S source pieces with the end symbol, T target pieces with the end symbol.
 """
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -15,9 +14,9 @@ from transduce.inspection.notebook import shaded_table, small_heat_maps
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.translator import Translator, pad
 from transduce.text.languages import unspaced_characters
+from transduce.text.vocabulary import byte_of
 
 Weights = npt.NDArray[np.float32]
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
@@ -123,21 +122,16 @@ def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
 
 
 def _begins_word(before: str, piece: str) -> bool:
-    byte = _byte_of(piece)
+    byte = byte_of(piece)
     if byte is not None:
         return byte >= 0xC0  # a byte from 0x80 to 0xBF goes on with a character, one below is of an alphabet
-    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or _byte_of(before) is not None
-
-
-def _byte_of(piece: str) -> int | None:
-    """The byte of a piece such as <0xE6>."""
-    return int(piece[3:5], 16) if _BYTE.fullmatch(piece) else None
+    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or byte_of(before) is not None
 
 
 def _spell(pieces: Sequence[str]) -> str:
     """The text of a word's pieces."""
     content = b""
     for piece in pieces:
-        byte = _byte_of(piece)
+        byte = byte_of(piece)
         content += piece.encode() if byte is None else bytes([byte])
     return content.decode("utf-8", "replace").removeprefix("▁")

@@ -23,7 +23,8 @@ class _Line(msgspec.Struct, frozen=True):
 
     event: str
     step: int
-    loss: float
+    # None where nothing was learnt since the report before.
+    loss: float | None
     bleu: float | None = None
 
 

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, byte_of
 
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7af]")
 _END, _UNKNOWN = "</s>", "<unk>"
 
@@ -80,8 +79,7 @@ def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
     while number < len(pieces):
         group = _byte_group(pieces, number)
         if group:
-            spelt = bytes(int(piece[3:5], 16) for piece in group).decode("utf-8", "replace")
-            start, place = _take(text, place, spelt)
+            start, place = _take(text, place, group.decode("utf-8", "replace"))
             spans.extend([Span(start, place)] * len(group))
             number += len(group)
             continue
@@ -97,16 +95,15 @@ def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
     return spans
 
 
-def _byte_group(pieces: Sequence[str], first: int) -> list[str]:
-    """The byte pieces from `first` on that make one character."""
-    if not _BYTE.fullmatch(pieces[first]):
-        return []
-    group = [pieces[first]]
-    for piece in pieces[first + 1 :]:
-        if not _BYTE.fullmatch(piece) or int(piece[3:5], 16) & 0xC0 != 0x80:
+def _byte_group(pieces: Sequence[str], first: int) -> bytes:
+    """What the byte pieces from `first` on spell that make one character."""
+    group = bytearray()
+    for piece in pieces[first:]:
+        byte = byte_of(piece)
+        if byte is None or (group and byte & 0xC0 != 0x80):
             break
-        group.append(piece)
-    return group
+        group.append(byte)
+    return bytes(group)
 
 
 def _take(text: str, place: int, spelt: str) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def import_generation(
         )
     except TransduceError:
         raise
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, IndexError) as error:
         raise TransduceError(f"{place}: the way to generate cannot be read: {error}.") from error
 
 

@@ -181,6 +181,8 @@ def _t5(config: ConfigReader) -> Settings:
         "d_k": config.whole("d_kv"),
         "d_v": config.whole("d_kv"),
         "dropout": config.number("dropout_rate", 0.1),
+        "attention_dropout": config.number("dropout_rate", 0.1),
+        "activation_dropout": config.number("dropout_rate", 0.1),
         "activation": _GATES[activation] if gated else activation,
         "norm": "rms",
         "norm_epsilon": config.number("layer_norm_epsilon", 1e-6),

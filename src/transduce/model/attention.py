@@ -98,9 +98,13 @@ class MultiHeadAttention(nn.Module):
                     key, value = key[:, :, reach.first_key :], value[:, :, reach.first_key :]
         else:
             query, key, value = self._project_memory(x, memory, cache)
-        if self.num_key_value_heads != self.num_heads:
-            key, value = self._share(key), self._share(value)
-        heads = self._attend(query, key, value, mask, weights_to)
+        if self.num_key_value_heads == self.num_heads:
+            heads = self._attend(query, key, value, mask, weights_to)
+        elif self._can_fold(query, mask, weights_to):
+            folded = query.reshape(len(query), self.num_key_value_heads, -1, self.d_k)
+            heads = self._attend(folded, key, value, mask, None).reshape(len(query), self.num_heads, 1, self.d_v)
+        else:
+            heads = self._attend(query, self._share(key), self._share(value), mask, weights_to)
         joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
         return self.output(joined)  # type: ignore[no-any-return]
 
@@ -151,7 +155,7 @@ class MultiHeadAttention(nn.Module):
             return query, *cache.content()
         key, value = F.linear(memory, *others).split(self.widths[1:], dim=-1)
         key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
-        return (query, *cache.append(key, value)) if cache is not None else (query, key, value)
+        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
     def _parts(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
         """Weight and bias of the queries' rows, and of those of keys and values."""
@@ -163,6 +167,12 @@ class MultiHeadAttention(nn.Module):
     def _heads(self, x: Tensor, width: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
         return heads.transpose(1, 2)  # (B, H, L, K)
+
+    def _can_fold(self, query: Tensor, mask: AttentionMask | Window | None, weights_to: list[Tensor] | None) -> bool:
+        """Whether heads that share keys can stand as queries of one head, so that a step need not copy all its keys."""
+        if query.shape[2] != 1 or self.score is not None or weights_to is not None:
+            return False
+        return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
     def _share(self, x: Tensor) -> Tensor:
         """Keys or values of G heads for all H: (B, G, L, K) to (B, H, L, K)."""

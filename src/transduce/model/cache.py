@@ -27,6 +27,11 @@ class KeyValueCache:
         self.length = end
         return self.content()
 
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps these positions, to which none will be added, and returns them."""
+        self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
+        return self.content()
+
     def content(self) -> tuple[Tensor, Tensor]:
         """All cached keys (B, H, L, K) and values (B, H, L, V)."""
         if self._keys is None or self._values is None:

@@ -110,7 +110,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     position_offset: int = 0
     # Sinusoids with the exponent 2i / (d_model - 2), which M2M100 has in place of the paper's.
     sinusoids_to_end: bool = False
-    # The longest wavelength of a rotation is 2π times this.
+    # A rotation's wavelengths are 2π · base^(2i / d_k), so that the longest is less than 2π times this.
     rotary_base: float = 10000.0
     # Longer wavelengths for longer sequences, as Llama 3 has them.
     rotary_scaling: RotaryScaling | None = None
@@ -163,7 +163,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     foretells_deviations: bool = False
 
     # --- recurrent ---
-    # LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014).
+    # LSTM (Hochreiter and Schmidhuber 1997, with forget gates: Gers et al. 2000) or GRU (Cho et al. 2014, reset after
+    # the product), as PyTorch has them.
     recurrent_cell: Literal["lstm", "gru"] = "lstm"
     # The encoder reads in both directions, each with half of d_model.
     bidirectional: bool = True
@@ -173,7 +174,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     input_feeding: bool = False
     # Decoder cells continue an average over all their past states, found by attention (Cheng et al. 2016).
     recurrent_self_attention: bool = False
-    # What stands for the source: its last state, a linear map of it, or a linear map of all states' mean.
+    # What stands for the source: its last state, or tanh of a linear map of it (Bahdanau et al. 2015) or of all states'
+    # mean.
     recurrent_context: Literal["last", "linear", "mean"] = "linear"
     # Where that goes: into the decoder's first state, into every step's input, or both.
     recurrent_context_to: Literal["initial", "steps", "both"] = "initial"

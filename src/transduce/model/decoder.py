@@ -63,25 +63,28 @@ class Decoder(VocabularyModel):
         """An empty cache for `decode`."""
         return DecoderCache(self.config.num_decoder_layers)
 
-    def start(self, source_ids: Tensor) -> DecodingState:
+    def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
         """Reads these prompts, (B, P), padded at the right; what is returned continues them step by step.
 
-        A prompt has at least one piece: where nothing is given, the start symbol.
+        A prompt has at least one piece: where nothing is given, the start symbol. Of a model whose padding is the end
+        symbol too, `lengths`, (B,), tell where prompts end; else the padding does.
         """
-        return PromptState(self, source_ids)
+        return PromptState(self, source_ids, lengths)
 
 
 class PromptState:
     """Implements `DecodingState`: prompts in the cache, of whatever lengths, and hypotheses that continue them."""
 
-    def __init__(self, model: Decoder, prompt_ids: Tensor) -> None:
-        """Reads prompt_ids (B, P) in one pass."""
+    def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
+        """Reads prompt_ids (B, P) in one pass; lengths (B,)."""
         self.model = model
         self.cache = model.new_cache()
-        # A padding id inside a prompt is a piece of it; at its end it is padding.
-        present = present_positions(prompt_ids, model.config.pad_id)
         place = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
-        self.next_position = (present * (place + 1)).amax(dim=1)  # (B,)
+        if lengths is None:
+            # A padding id inside a prompt is a piece of it; at its end it is padding.
+            present = present_positions(prompt_ids, model.config.pad_id)
+            lengths = (present * (place + 1)).amax(dim=1)
+        self.next_position = lengths  # (B,)
         self.ancestry = Ancestry(place < self.next_position[:, None])
         hidden = model.decode(prompt_ids, cache=self.cache)  # (B, P, D)
         last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])

@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from transduce.model.flat import FlatState, supports
@@ -41,8 +42,8 @@ class LogitState(DecodingState, Protocol):
 
 
 def has_kernels() -> bool:
-    """Whether there are kernels of our own, written in machine code by llvmlite, for this processor."""
-    return why_no_kernels(threads=1) is None
+    """Whether there are kernels of our own, in machine code, for this processor and PyTorch's number of threads."""
+    return why_no_kernels(torch.get_num_threads()) is None
 
 
 def why_no_kernels(threads: int) -> str | None:

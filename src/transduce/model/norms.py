@@ -34,8 +34,12 @@ class BatchNorm(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Moves the module as PyTorch does, but its statistics stay float32: in bfloat16 they would stand still."""
+        mean, variance = self.running_mean, self.running_variance
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.running_mean, self.running_variance = self.running_mean.float(), self.running_variance.float()
+        # Only the place is PyTorch's: what it made of them is rounded already.
+        if not self.running_mean.is_meta and not mean.is_meta:
+            place = self.running_mean.device
+            self.running_mean, self.running_variance = mean.to(place).float(), variance.to(place).float()
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:

@@ -94,7 +94,7 @@ class Int8MemoryAttention(MultiHeadAttention):
             return query, *cache.content()
         key, value = self.key_value(memory).split(self.widths[1:], dim=-1)
         key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
-        return (query, *cache.append(key, value)) if cache is not None else (query, key, value)
+        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
 
 class Int8Transformer(Transformer):

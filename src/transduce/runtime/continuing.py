@@ -32,7 +32,7 @@ class ContinuingScorer:
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N of them, the texts of one prompt side by side
-        self.never_written = torch.tensor(list(never_written), device=model.source_weight.device)
+        self.never_written = torch.tensor(list(never_written), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
         self.has_begun = False
 
@@ -76,4 +76,7 @@ class ContinuingScorer:
         self.room = self.context - longest
         pad_id = self.model.config.pad_id
         rows = [[*text, *[pad_id] * (longest - len(text))] for text in self.texts]
-        return self.model.start(torch.tensor(rows, device=self.model.source_weight.device))
+        lengths = list(map(len, self.texts))
+        return self.model.start(
+            *(torch.tensor(each, device=self.model.source_weight.device) for each in (rows, lengths))
+        )

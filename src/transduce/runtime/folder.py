@@ -206,6 +206,8 @@ def model_kind(folder: Path) -> Kind:
 
 
 def _checked_place(folder: Path) -> Path:
+    if not folder.exists():
+        raise TransduceError(f"{folder} does not exist: name the folder of a model.")
     if not (folder / CONFIG).is_file():
         raise TransduceError(
             f"A model folder holds a config.json, but {folder} does not: name a folder that `transduce train` wrote "

@@ -142,7 +142,8 @@ class Forecaster:
             window = known[:, -self.card.past :]
             scale = self.card.scale.of(window)
             inputs = torch.from_numpy(scale.apply(window)).to(device=weight.device, dtype=weight.dtype)
-            found = self.model.roll_out(inputs, self.card.horizon, generator=generator)
+            wanted = min(self.card.horizon, past.shape[1] + steps - known.shape[1])
+            found = self.model.roll_out(inputs, wanted, generator=generator)
             known = np.concatenate([known, scale.undo(found.means.double().cpu().numpy())], axis=1)
         return known[:, past.shape[1] : past.shape[1] + steps]
 

@@ -112,6 +112,8 @@ def check_foreign(folder: Path) -> str:
     Raises:
         TransduceError: it is something else.
     """
+    if not folder.exists():
+        raise TransduceError(f"{folder} does not exist: name the folder of a model.")
     if not (folder / "config.json").is_file():
         raise TransduceError(
             f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder, not a file in it."

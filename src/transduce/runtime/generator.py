@@ -164,8 +164,10 @@ class Generator:
         while len(progress.rows):
             with torch.inference_mode():  # not while the caller has its turn
                 progress.advance()
-                certain = len(progress.rows) and progress.hypotheses().shape[1] == 1
-                text = self._new_text(ids, progress.hypotheses()[0, 0].tolist()) if certain else shown
+                text = shown
+                if len(progress.rows):
+                    found = progress.hypotheses()
+                    text = self._new_text(ids, found[0, 0].tolist()) if found.shape[1] == 1 else shown
             text = text.rstrip(_UNFINISHED)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
@@ -190,11 +192,13 @@ class Generator:
         return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The pieces of a text, after the end of a line, or what a model of another toolkit begins with."""
-        end = self.vocabulary.eos_id
+        """The pieces of a text as in training: a line begins after the end of another, or with what a model of another
+        toolkit has before each.
+        """
+        end, before = self.vocabulary.eos_id, self.vocabulary.before
         first, *others = self.vocabulary.encode_batch(text.split("\n"))
-        start = self.vocabulary.before or (end,)
-        return [*start, *first, *(piece for line in others for piece in (end, *line))]
+        start = before or (end,)
+        return [*start, *first, *(piece for line in others for piece in (end, *before, *line))]
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
         said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
@@ -221,7 +225,7 @@ class Generator:
         """A search at its first step."""
         vocabulary = self.vocabulary
         with torch.inference_mode():
-            never = sorted({vocabulary.pad_id, vocabulary.unk_id})
+            never = sorted({vocabulary.pad_id, vocabulary.unk_id} - {vocabulary.eos_id})
             scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
         end = vocabulary.eos_id if one_line else _ENDLESS
         assert search.max_length is not None

@@ -1,6 +1,5 @@
 """Words into pieces: phrases that a translation must contain, and texts that it must not."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -11,11 +10,10 @@ from transduce.errors import TransduceError
 from transduce.search.constraints import Phrase
 from transduce.search.rules import Forbid, Rule
 from transduce.text.languages import unspaced_characters
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, byte_of
 
 _WORD_START = "▁"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
@@ -160,6 +158,7 @@ def _surface(vocabulary: Vocabulary, id: int) -> bytes:
     if id == vocabulary.unk_id:
         return " ⁇ ".encode()
     piece = vocabulary.piece(id)
-    if _BYTE.fullmatch(piece):
-        return bytes([int(piece[3:5], 16)])
+    byte = byte_of(piece)
+    if byte is not None:
+        return bytes([byte])
     return piece.replace(_WORD_START, " ").encode()

@@ -78,17 +78,17 @@ def bucket(length: int) -> int:
 class StrictProof:
     """Proves, once for each kind of search, that strict results can be had in this process."""
 
-    def __init__(self, search_ids: SearchIds, *, vocabulary_size: int, least_id: int) -> None:
+    def __init__(self, search_ids: SearchIds, *, text_ids: Sequence[int], eos_id: int) -> None:
         """Prepares.
 
         Args:
             search_ids: finds hypotheses for one batch of sentences.
-            vocabulary_size: of the source.
-            least_id: of a source piece that is a part of text.
+            text_ids: of source pieces that are a part of text.
+            eos_id: ends a source.
         """
         self.search_ids = search_ids
-        self.vocabulary_size = vocabulary_size
-        self.least_id = min(least_id, vocabulary_size - 1)
+        self.text_ids = text_ids
+        self.eos_id = eos_id
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
@@ -109,7 +109,7 @@ class StrictProof:
         if short in self._proved:
             return
         for length in (MULTIPLE, 2 * MULTIPLE):
-            self._compare(_random_sources(length, self.vocabulary_size, self.least_id), short)
+            self._compare(_random_sources(length, self.text_ids, self.eos_id), short)
         self._proved.add(short)
 
     def _compare(self, sources: list[list[int]], search: SearchSettings) -> None:
@@ -123,11 +123,13 @@ class StrictProof:
                 )
 
 
-def _random_sources(bucket_length: int, vocabulary_size: int, least_id: int) -> list[list[int]]:
+def _random_sources(bucket_length: int, text_ids: Sequence[int], eos_id: int) -> list[list[int]]:
     """Sentences of random pieces with the end symbol, of all lengths in a bucket."""
     generator = torch.Generator().manual_seed(bucket_length)
-    rows = torch.randint(least_id, vocabulary_size, (MOST_SENTENCES, bucket_length), generator=generator)
-    return [[*row[: bucket_length - 1 - n % MULTIPLE], 1] for n, row in enumerate(rows.tolist())]
+    rows = torch.randint(len(text_ids), (MOST_SENTENCES, bucket_length), generator=generator).tolist()
+    return [
+        [*(text_ids[place] for place in row[: bucket_length - 1 - n % MULTIPLE]), eos_id] for n, row in enumerate(rows)
+    ]
 
 
 def check_buckets(source_ids: Sequence[Sequence[int]]) -> int:

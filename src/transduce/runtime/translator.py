@@ -22,6 +22,7 @@ from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.summary import summary
+from transduce.runtime.task_card import find_task_card
 from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -33,7 +34,6 @@ __all__ = ["Translator", "load", "pad"]
 
 _BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
 _PART_STRIDE = 999_999_937
-_FIRST_TEXT_ID = 3  # padding, end and unknown come before it
 
 
 class Translator:
@@ -56,7 +56,10 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
-        self._proof = StrictProof(self._search_sources, vocabulary_size=tokenizer.source.size, least_id=_FIRST_TEXT_ID)
+        source = tokenizer.source
+        special = {source.pad_id, source.eos_id, source.unk_id}
+        text_ids = [id for id in range(source.size) if id not in special]
+        self._proof = StrictProof(self._search_sources, text_ids=text_ids, eos_id=source.eos_id)
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -372,6 +375,10 @@ def load(
         raise TransduceError("At least one model folder is needed, but none was named.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
+    for each in folders:
+        card = find_task_card(each)
+        if card is not None and card.kind == "parsing":
+            raise TransduceError(f"A translator is needed here, but {each} holds a parser: `transduce parse` uses it.")
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     _check_vocabularies(folders, contents)
     first, *others = (at_precision(each.model, precision, machine) for each in contents)

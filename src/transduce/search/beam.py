@@ -66,11 +66,6 @@ class Beam:
         """Hypotheses of each group."""
         return self.beam_size // self.groups
 
-    @property
-    def certain(self) -> int:
-        """How many hypotheses of each group must be certain before a sentence is done."""
-        return -(-self.n_best // self.groups)
-
 
 class BeamSearch:
     """The live hypotheses of a batch, and the best finished ones of every sentence. Implements `loop.Search`."""
@@ -102,16 +97,18 @@ class BeamSearch:
         self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=bounds.eos_id)
         self.coverage = coverage
         self.eos_id = bounds.eos_id
-        self.longest = bounds.longest  # (B,)
+        # By sentence, as lists: reading tensors back makes a GPU wait.
+        self.longest: list[int] = bounds.longest.tolist()
+        self.places = list(range(sentences))
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
-        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
+        self.rows = torch.arange(sentences, device=device)  # (B,), each sentence's place in the input: `places` again
         self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
-        # What each sentence's greatest length makes of the length penalty (B, 1), and the score of the last certain
-        # finished hypothesis of each group, minus infinity where there are not as many, (B, G).
+        # What each sentence's greatest length makes of the length penalty (B, 1), and the score of each group's
+        # n-th best finished hypothesis, minus infinity where there are not as many, (B, G).
         self.greatest_penalty = torch.tensor(
-            [[length_penalty(longest, beam.alpha)] for longest in bounds.longest.tolist()], device=device
+            [[length_penalty(longest, beam.alpha)] for longest in self.longest], device=device
         )
         self.bars = torch.full((sentences, beam.groups), NEVER, device=device)
         # The best finished hypotheses of each sentence's groups.
@@ -135,7 +132,7 @@ class BeamSearch:
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.pieces.gather(1, order)
         last = live[:, 0].clone()
-        for row, place in enumerate(self.rows.tolist()):
+        for row, place in enumerate(self.places):
             if best := self._best(place, 1):
                 ids = [*best[0].ids[: self.length], *[self.eos_id] * (self.length - len(best[0].ids))]
                 last[row] = torch.tensor(ids, device=last.device)
@@ -149,7 +146,7 @@ class BeamSearch:
     def give_up(self, places: Collection[int]) -> None:
         """The sentences at these places leave; their live hypotheses count as they are."""
         staying = []
-        for row, place in enumerate(self.rows.tolist()):
+        for row, place in enumerate(self.places):
             if place in places:
                 self._finish_live(row)
             else:
@@ -158,7 +155,7 @@ class BeamSearch:
 
     def found(self) -> list[list[Hypothesis]]:
         """The n best of each sentence that has left, best first."""
-        decoding = set(self.rows.tolist())
+        decoding = set(self.places)
         return [[] if place in decoding else self._best(place, self.beam.n_best) for place in range(len(self.finished))]
 
     def _best(self, place: int, count: int) -> list[Hypothesis]:
@@ -214,12 +211,13 @@ class BeamSearch:
     def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
         """Enters a hypothesis among the finished ones of its group, of which the best stay."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
-        finished = self.finished[int(self.rows[row])][group]
+        finished = self.finished[self.places[row]][group]
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
         finished.sort(key=_rank)
         del finished[self.beam.beam_size :]
-        if len(finished) >= self.beam.certain:
-            self.bars[row, group] = finished[self.beam.certain - 1].score
+        # What two groups found counts once, so any group may have to give all of the n best.
+        if len(finished) >= self.beam.n_best:
+            self.bars[row, group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
         """The rows of which a live hypothesis can still enter the n best.
@@ -233,7 +231,7 @@ class BeamSearch:
 
     def _drop_finished_sentences(self) -> None:
         """Sentences whose n best are certain, or that reached their greatest length, leave the batch."""
-        undecided, full = self._undecided(), [limit <= self.length for limit in self.longest.tolist()]
+        undecided, full = self._undecided(), [limit <= self.length for limit in self.longest]
         for row in undecided:
             if full[row]:
                 self._finish_live(row)
@@ -244,7 +242,8 @@ class BeamSearch:
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
-        self.longest, self.rows, self.scores = self.longest[rows], self.rows[rows], self.scores[rows]
+        self.longest, self.places = ([values[row] for row in staying] for values in (self.longest, self.places))
+        self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.greatest_penalty, self.bars = self.greatest_penalty[rows], self.bars[rows]
         self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]
         self.newest = self.newest[rows]

@@ -65,7 +65,7 @@ class GenerateSearch(BeamSearch):
         """Enters a hypothesis among the finished ones, of which the best stay."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         ids, values = history[0].tolist(), history[1].tolist()
-        finished = self.finished[int(self.rows[row])][group]
+        finished = self.finished[self.places[row]][group]
         finished.append(
             Hypothesis(
                 ids=tuple(ids[:-1] if ended else ids),
@@ -96,8 +96,8 @@ class GenerateSearch(BeamSearch):
         """The rows of which a live hypothesis is still taken to improve on the finished ones."""
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
-        for row, place in enumerate(self.rows.tolist()):
-            length = int(self.longest[row]) if self.stop == "never" and self.beam.alpha > 0.0 else self.length
+        for row, place in enumerate(self.places):
+            length = self.longest[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
             bounds = (best / length**self.beam.alpha for best in best_live[row])
             groups = zip(self.finished[place], bounds, strict=True)
             if any(self._may_improve(finished, bound) for finished, bound in groups):

@@ -7,6 +7,7 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.search.forced import GenerateSettings
 
+_GREATEST_FACTOR = 1_000
 _NOT_NEGATIVE = (
     "length_penalty",
     "max_length_factor",
@@ -88,6 +89,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
             if getattr(self, name) == math.inf:
                 raise TransduceError(f"`{name}` must be finite, but is inf.")
+        if self.max_length_factor > _GREATEST_FACTOR:
+            raise TransduceError(
+                f"`max_length_factor` must be at most {_GREATEST_FACTOR:,}, but is {self.max_length_factor}: "
+                "set `max_length`, in pieces."
+            )
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "

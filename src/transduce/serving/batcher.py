@@ -162,7 +162,7 @@ class Batcher:
 
     def _is_enough(self) -> bool:
         """Whether more would find no room in the next batch."""
-        pieces = sum(sum(job.pieces) * width(job) for job in self._queue)
+        pieces = sum(job.total_pieces * width(job) for job in self._queue)
         return pieces >= self.batch_pieces or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:

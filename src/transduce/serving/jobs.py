@@ -52,6 +52,7 @@ class Job:
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.pieces = model.count_pieces(sentences)
+        self.total_pieces = sum(self.pieces)
         # The longest first, for they fill a batch best when they are its head.
         self.waiting = sorted(range(len(sentences)), key=lambda place: -self.pieces[place])
         self.results: list[Any] = [None] * len(sentences)

@@ -1,5 +1,7 @@
 """What pretraining and classification have in common: the model is BERT's, and texts are read as a whole."""
 
+from typing import Literal
+
 import numpy as np
 
 from transduce.data.prepared import PreparedCorpus
@@ -7,6 +9,7 @@ from transduce.data.sentence_pairs import SentenceStore
 from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
+from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, Preset
 from transduce.training.schedule import ScheduleName
 
@@ -57,11 +60,13 @@ def build_encoder(config: ModelConfig) -> Encoder:
     return encoder_of(build_model(config))
 
 
-def read_store(corpus: PreparedCorpus, side: str) -> SentenceStore:
-    """One side of a prepared corpus, mapped into memory."""
+def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
+    """One side of a corpus that was prepared with this tokenizer, mapped into memory."""
+    vocabulary = tokenizer.source if side == "source" else tokenizer.target
     card = corpus.card.source if side == "source" else corpus.card.target
     ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
-    return SentenceStore(ids, np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r"))
+    offsets = np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r")
+    return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
 
 
 def linear_schedule() -> Choice[ScheduleName]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,10 +58,10 @@ class LanguageModelTask:
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
-        factors = self.model.logit_factors(self.model.hidden(inputs))
-        return projected_cross_entropy(
-            *factors, labels, pad_id=self.model.config.pad_id, label_smoothing=self.label_smoothing
-        )
+        factors, config = self.model.logit_factors(self.model.hidden(inputs)), self.model.config
+        # Windows have no padding. Where a line's end is the padding too (GPT-2), it is to be learnt.
+        pad_id = None if config.pad_id == config.eos_id else config.pad_id
+        return projected_cross_entropy(*factors, labels, pad_id=pad_id, label_smoothing=self.label_smoothing)
 
 
 class LanguageModelDevSet:
@@ -72,7 +73,9 @@ class LanguageModelDevSet:
         self.model = model.to(device=device, dtype=dtype).eval()
         self.task = LanguageModelTask(self.model, label_smoothing=0.0)
         self.batches = batches
-        self.characters = sum(len(spell(row.tolist(), vocabulary)) for batch in batches for row in batch.target)
+        # All at once: a row by itself would lose the space before its first word.
+        pieces = np.concatenate([batch.target.ravel() for batch in batches])
+        self.characters = len(spell(pieces.tolist(), vocabulary))
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:

@@ -334,9 +334,9 @@ def write_sentences(files: Sequence[str], path: Path, *, anew: bool) -> str:
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     """Training and dev text: two files, or the beginning and the end of one."""
-    text = read_store(corpus.prepared, "target")
+    text = read_store(corpus.prepared, corpus.tokenizer, "target")
     if corpus.dev is not None:
-        return text, read_store(corpus.dev, "target")
+        return text, read_store(corpus.dev, corpus.tokenizer, "target")
     filled = np.flatnonzero(text.lengths > 0)  # the other lines end documents
     dev = min(_MOST_DEV_SENTENCES, max(_LEAST_DEV_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev]) if len(filled) > dev else 0

@@ -57,6 +57,12 @@ class Account:
         self.lines.append(Explained(name, _shown(choice.value), choice.reason))
         return choice.value
 
+    def correct(self, name: str, value: Any, reason: str) -> None:
+        """What became of a value that was noted, where it is another now; the reason has `{}` for the former."""
+        for place, line in enumerate(self.lines):
+            if line.name == name and line.value != _shown(value):
+                self.lines[place] = Explained(name, _shown(value), reason.format(line.value))
+
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool | str):

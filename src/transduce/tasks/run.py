@@ -102,6 +102,9 @@ class Run:
                 tokenizer=None if beginning is None else beginning.tokenizer,
             )
         )
+        if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
+            size = corpus.tokenizer_settings.vocabulary_size
+            account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; {} were chosen first")
         if kept is not None:
             remember_beginning(folder, kept)
         resolved = self._resolve(settings, corpus, kept, account)
@@ -163,6 +166,12 @@ class Run:
         check_frozen(settings)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
+        last = self.request.settings.get("training", {}).get("steps")
+        if state is not None and isinstance(last, int) and last < state.step:
+            raise TransduceError(
+                f"`training.steps` must be at least {state.step:,}, for the run in {self.request.out} took as many, "
+                f"but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
+            )
         before = None if state is None else state.surroundings
         if before is not None:
             self._use_threads_of(before)

@@ -206,25 +206,26 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
         TransduceError: the file is no TOML, or an assignment has no form.
     """
     content: dict[str, Any] = {}
+    pairs = [_parse(assignment) for assignment in assignments]  # a mistake in them may have become the path
     if path is not None:
         try:
-            content = tomllib.loads(path.read_text("utf-8"))
+            content = tomllib.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise TransduceError(f"The settings file {path} is not valid TOML: {error}.") from error
-    for assignment in assignments:
-        _assign(content, assignment)
+    for name, value in pairs:
+        put_setting(content, name, value)
     return content
 
 
-def _assign(content: dict[str, Any], assignment: str) -> None:
+def _parse(assignment: str) -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
         raise TransduceError(
             f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
         )
-    put_setting(content, key.strip(), _parse_value(text.strip()))
+    return key.strip(), _parse_value(text.strip())
 
 
 def put_setting(content: dict[str, Any], name: str, value: Any) -> None:

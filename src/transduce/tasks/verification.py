@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.own_process import own_environment, run_module
 from transduce.tasks.run import RunRequest, prepare_run
 from transduce.tasks.settings import make_settings, put_setting
 from transduce.training.checkpoint import load_checkpoint
@@ -136,11 +136,12 @@ class _Verification:
         run = self.folder / name
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)
-        command = [sys.executable, "-m", "transduce", "train", "--resume", "--out", str(run)]
+        command = [*run_module("transduce"), "train", "--resume", "--out", str(run)]
         command += ["--device", self.request.device]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
         said = self.folder / "said.txt"
-        with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        environment = own_environment()
+        with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:
                 while not ready(run) and process.poll() is None:
                     time.sleep(_POLL_SECONDS)

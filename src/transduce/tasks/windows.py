@@ -16,6 +16,7 @@ from transduce.errors import TransduceError
 
 # Keys that keep the random orders apart from each other and from those of `data`.
 _WINDOW_ORDER, _OFFSET = 21, 22
+_NO_LABEL = -1
 
 Ids = NDArray[np.unsignedinteger]
 
@@ -38,7 +39,7 @@ class WindowPlan:
             context: pieces of a window, T.
             rows: windows of a batch.
             seed: chooses offsets and orders.
-            pad_id: labels of a process that has no window of a batch.
+            pad_id: an id that the largest batch does not hold, for it might not count.
             share: (r, n): every n-th window of a batch, from the r-th on.
 
         Raises:
@@ -68,7 +69,7 @@ class WindowPlan:
         batch = cut_windows(self._stream, offset + (own if len(own) else whole[:1]) * self._context, self._context)
         if len(own):
             return Batch(batch.source, batch.target, own, batch.source_tokens, batch.target_tokens)
-        nothing = np.full_like(batch.target, self._pad_id)
+        nothing = np.full_like(batch.target, _NO_LABEL)
         return Batch(batch.source, nothing, own, batch.source_tokens, 0)
 
     def largest(self) -> Batch:

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Literal
 
@@ -128,24 +129,21 @@ ALPHABET = tuple(sorted(_BYTES))
 
 
 def merge(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """Neighbours that have a rank become one, the lowest rank first, until none has."""
-    while len(parts) > 1:
-        best = min(pairwise(parts), key=lambda pair: ranks.get(pair, len(ranks)))
-        if best not in ranks:
-            break
-        parts = _join(parts, best)
-    return parts
-
-
-def _join(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """The parts with each occurrence of the pair made one, from left to right."""
-    joined: list[str] = []
-    waiting = False  # the last part may be the first half of a pair
-    for part in parts:
-        if waiting and (joined[-1], part) == pair:
-            joined[-1] += part
-            waiting = False
-        else:
-            joined.append(part)
-            waiting = True
-    return joined
+    """Neighbours that have a rank become one, the lowest rank and the leftmost first, until none has."""
+    parts = [*parts, ""]  # the last one's neighbour, of which no pair is known
+    after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
+    waiting = [(rank, place) for place, pair in enumerate(pairwise(parts)) if (rank := ranks.get(pair)) is not None]
+    heapify(waiting)
+    while waiting:
+        rank, place = heappop(waiting)
+        if not parts[place] or ranks.get((parts[place], parts[after[place]])) != rank:
+            continue  # one of the two has become a part of another
+        gone = after[place]
+        parts[place] += parts[gone]
+        parts[gone] = ""
+        after[place] = after[gone]
+        before[after[gone]] = place
+        for left in (before[place], place):
+            if left >= 0 and (found := ranks.get((parts[left], parts[after[left]]))) is not None:
+                heappush(waiting, (found, left))
+    return [part for part in parts if part]

@@ -196,7 +196,7 @@ def _empty(path: str) -> TransduceError:
 def _format_of(path: str, chosen: Format) -> Format:
     """The format of a file of pairs."""
     if chosen == "auto":
-        suffix = Path(path.removesuffix(".gz")).suffix
+        suffix = Path(path.removesuffix(".gz")).suffix.lower()
         chosen = _FORMAT_OF_SUFFIX.get(suffix, "lines")
     if chosen == "lines":
         raise TransduceError(
@@ -216,6 +216,8 @@ def _columns(line: str, where: str) -> tuple[str, str]:
 
 
 def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[str, str]:
+    if not line.strip():
+        return "", ""  # as after a line feed too many at the end; the filters count it
     record = _record(line, where)
     nested = record.get("translation")
     if isinstance(nested, dict):

@@ -22,6 +22,16 @@ _NOT_LANGUAGES = frozenset(
         "bpe",
         "spm",
         "log",
+        "dat",
+        "doc",
+        "ids",
+        "lab",
+        "low",
+        "cln",
+        "sys",
+        "new",
+        "old",
+        "md",
     )
 )
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")

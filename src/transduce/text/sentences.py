@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
+from transduce.text.languages import unspaced_characters
 
 # What is looked at to tell how a file is written.
 _LOOKED_AT = 2_000
@@ -67,7 +68,7 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
     """Whether lines end where the next word would not have fitted: the mark of text that was wrapped by width."""
     followed = [
-        (len(line.rstrip()), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()
+        (len(line.rstrip()), _first_word(after)) for line, after in pairwise(lines) if line.strip() and after.strip()
     ]
     if len(followed) < 2:
         return False
@@ -77,10 +78,16 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
     return width <= _WIDEST and full >= _FULL_SHARE * len(followed)
 
 
+def _first_word(line: str) -> int:
+    """Characters that cannot be parted from the beginning of a line: one in a script without spaces."""
+    word = line.split(maxsplit=1)[0]
+    return 0 if unspaced_characters(word[0]) else len(word)
+
+
 def join_lines(lines: Iterable[str]) -> Iterator[str]:
     """Paragraphs, each on one line: what stands between empty lines, with one space where a line ended.
 
-    After a dash there is no space: two words that it joins stay joined.
+    There is no space after a dash, for two words that it joins stay joined, and none in a script without spaces.
     """
     paragraph = ""
     for line in lines:
@@ -89,11 +96,18 @@ def join_lines(lines: Iterable[str]) -> Iterator[str]:
             yield paragraph
             paragraph = ""
         elif paragraph:
-            paragraph += text if paragraph.endswith(("-", "—")) else f" {text}"
+            closed = paragraph.endswith(("-", "—")) or (_is_unspaced(paragraph[-1]) and _is_unspaced(text[0]))
+            paragraph += text if closed else f" {text}"
         else:
             paragraph = text
     if paragraph:
         yield paragraph
+
+
+def _is_unspaced(character: str) -> bool:
+    """Whether it is a letter of a script without spaces, or a mark that stands among such."""
+    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
+    return is_mark or bool(unspaced_characters(character))
 
 
 def split_sentences(paragraph: str) -> list[str]:

@@ -12,9 +12,9 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.text.byte_level import merge
 from transduce.text.foreign_sentencepiece import normalizer_model
+from transduce.text.vocabulary import byte_of
 
 _SPACE = "▁"
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
@@ -66,8 +66,8 @@ class SpacedPairCutter:
         """The text of pieces."""
         content = bytearray()
         for piece in pieces:
-            byte = _BYTE.fullmatch(piece) if self._settings.byte_fallback else None
-            content += piece.replace(_SPACE, " ").encode() if byte is None else bytes([int(byte[1], 16)])
+            byte = byte_of(piece) if self._settings.byte_fallback else None
+            content += piece.replace(_SPACE, " ").encode() if byte is None else bytes([byte])
         text = content.decode("utf-8", "replace")
         return text.removeprefix(" ") if self._settings.space_first else text
 

@@ -1,5 +1,6 @@
 """One sentencepiece model: a sentence ↔ the ids of its pieces."""
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.errors import TransduceError
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
 
 
@@ -87,6 +89,12 @@ class Vocabulary:
         """The id of one piece; the unknown id when there is no such piece."""
         id: int = self._processor.piece_to_id(piece)
         return id
+
+
+def byte_of(piece: str) -> int | None:
+    """The byte of a piece such as <0xE6>, of which a character that has no piece is spelt; None for other pieces."""
+    match = _BYTE.fullmatch(piece)
+    return None if match is None else int(match[1], 16)
 
 
 def without_lone_surrogates(text: str) -> str:

@@ -16,7 +16,7 @@ from transduce.training.tensorboard import TensorBoardWriter
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """Means over the steps since the last report."""
+    """Means over the steps since the last report that learnt; NaN, written as null, where none did."""
 
     step: int
     epoch: float

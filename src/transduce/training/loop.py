@@ -89,6 +89,7 @@ class Trainer:
         self.elapsed_seconds = 0.0
         self.best_step: int | None = None
         self.best_value: float | None = None
+        self.best_loss: float | None = None
         self.validations_without_better = 0
         self._validation_due = False
         self._asked_together = False
@@ -116,7 +117,7 @@ class Trainer:
         self.optimizer.load_state(checkpoint.whole, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
-        self.best_step, self.best_value = state.best_step, state.best_value
+        self.best_step, self.best_value, self.best_loss = state.best_step, state.best_value, state.best_loss
         self.validations_without_better = state.validations_without_better
         if state.best_by not in (None, self.settings.best_by):
             self.best_value, self.validations_without_better = None, 0  # of another measure: the next one is the best
@@ -331,9 +332,9 @@ class Trainer:
                 event = self.validate(weights, self.step)
             self.model.train()
             self._judge(event, weights, log)
-        best = (self.best_step, self.best_value, self.validations_without_better)
-        best = self.processes.share(best, tuple[int | None, float | None, int])
-        self.best_step, self.best_value, self.validations_without_better = best
+        best = (self.best_step, self.best_value, self.best_loss, self.validations_without_better)
+        best = self.processes.share(best, tuple[int | None, float | None, float | None, int])
+        self.best_step, self.best_value, self.best_loss, self.validations_without_better = best
         self._validation_due = False
 
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
@@ -342,10 +343,13 @@ class Trainer:
         measured = scores.get(self.settings.best_by)
         value = measured if measured is not None and math.isfinite(measured) else None
         best = self.best_value is None or (value is not None and value > self.best_value)
+        if value is not None and value == self.best_value and self.best_loss is not None:
+            best = event.loss < self.best_loss
         log.write(event)
         self.display.validation(event, best=best)
         if best and self._keep(weights, event):
-            self.best_step, self.best_value, self.validations_without_better = self.step, value, 0
+            self.best_step, self.best_value, self.best_loss = self.step, value, event.loss
+            self.validations_without_better = 0
         else:
             self.validations_without_better += 1
 
@@ -371,6 +375,7 @@ class Trainer:
             steps=self.steps,
             best_step=self.best_step,
             best_value=self.best_value,
+            best_loss=self.best_loss,
             best_by=self.settings.best_by,
             validations_without_better=self.validations_without_better,
             elapsed_seconds=self.elapsed_seconds,

@@ -29,21 +29,22 @@ class Loss(NamedTuple):
 
 
 def projected_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, pad_id: int, label_smoothing: float = 0.0
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Loss:
     """Cross-entropy of softmax(hidden · weightᵀ) against labels: (1 - ε) at the label plus ε / V everywhere.
 
     Args:
         hidden: the decoder's output, (B, T, D).
         weight: the output matrix, (V, D). Its row `pad_id` receives no gradient: it stays zero.
-        labels: the pieces to predict, (B, T), `pad_id` where there is none.
-        pad_id: the id that fills short rows.
+        labels: the pieces to predict, (B, T), `pad_id` or a negative number where there is none.
+        pad_id: the id that fills short rows; None where none does.
         label_smoothing: ε.
 
     Returns:
         Sums over the labels that are not padding.
     """
-    present = (labels != pad_id).flatten().nonzero().flatten()
+    counted = labels >= 0 if pad_id is None else (labels >= 0) & (labels != pad_id)
+    present = counted.flatten().nonzero().flatten()
     rows = hidden.flatten(0, 1)  # (B × T, D)
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
@@ -57,7 +58,7 @@ def projected_cross_entropy(
 
 class _Options(NamedTuple):
     label_smoothing: float
-    pad_id: int
+    pad_id: int | None
     recording: bool
     """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
 
@@ -89,7 +90,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if hidden_gradient is not None:
                 torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
             if weight_gradient is not None:
-                weight_gradient += probabilities.t() @ x
+                _add_product(weight_gradient, probabilities.t(), x)
         # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
         mean_logits = hidden.sum(dim=0, dtype=sums) @ weight.sum(dim=0, dtype=sums) / len(weight)
         uniform = log_normalizer - mean_logits
@@ -97,7 +98,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             hidden_gradient -= _target_embedding(weight, labels, options.label_smoothing)
         if weight_gradient is not None:
             _subtract_target_rows(weight_gradient, hidden, labels, options.label_smoothing)
-            weight_gradient[options.pad_id] = 0.0
+            if options.pad_id is not None:
+                weight_gradient[options.pad_id] = 0.0
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(likelihood)
@@ -113,6 +115,14 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right; without another matrix of that size where the dtypes are equal."""
+    if left.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    else:
+        total += left @ right
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,21 +2,22 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from transduce.inspection.corpus_doctor.report import Finding, severity_of
 from transduce.inspection.corpus_doctor.text import CorpusText, Side, line_finding
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
-from transduce.text.filters import FilterSettings
+from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, byte_of
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 _LEARNT_FROM = 20_000  # pairs, when there is no model
 _FEWEST_PAIRS = 50
 _ODD_SHARE = 0.2  # of a line's pieces that are bytes or unknown
-_RATIO_SLACK = 5
 
 
 def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
@@ -34,7 +35,7 @@ def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
     message = f"{{count}} of more than {filters.max_pieces} pieces; training leaves such pairs out, so cut them"
     return [
         line_finding(text, "long lines", (long[0], long[1]), message, 0.01),
-        _ratios(text, sides[0].counts, sides[1].counts, filters.max_length_ratio),
+        _ratios(text, sides[0].counts, sides[1].counts, filters),
         _unknown(text, sides, by),
     ]
 
@@ -43,17 +44,13 @@ class _Pieces:
     """How many pieces each line of a side has, and how many of them spell a character in bytes or are unknown."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
-        odd = {id for id in range(vocabulary.size) if _is_byte(vocabulary.piece(id))} | {vocabulary.unk_id}
+        odd = {id for id in range(vocabulary.size) if byte_of(vocabulary.piece(id)) is not None} | {vocabulary.unk_id}
         self.counts: list[int] = []
         self.odd: list[int] = []
         for start in range(0, len(side.lines), 10_000):
             for ids in vocabulary.encode_batch(side.lines[start : start + 10_000]):
                 self.counts.append(len(ids))
                 self.odd.append(sum(id in odd for id in ids))
-
-
-def _is_byte(piece: str) -> bool:
-    return len(piece) == 6 and piece.startswith("<0x")
 
 
 def _learn(text: CorpusText) -> Tokenizer | None:
@@ -68,12 +65,14 @@ def _learn(text: CorpusText) -> Tokenizer | None:
     return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=size.value), adjust=True)
 
 
-def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], most: float) -> Finding:
+def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], filters: FilterSettings) -> Finding:
+    rule = PairFilter(msgspec.structs.replace(filters, max_pieces=2**31 - 1))  # the ratio alone
     unequal = [
         number
         for number, (a, b) in enumerate(zip(source, target, strict=False))
-        if a and b and max(a, b) > most * min(a, b) + _RATIO_SLACK
+        if a and b and rule.length_reason(a, b) == RATIO
     ]
+    most = filters.max_length_ratio
     message = f"{{count}} with more than {most:g} times the pieces of the other side; training leaves such pairs out"
     return line_finding(text, "unequal lengths", (unequal, []), message, 0.01)
 

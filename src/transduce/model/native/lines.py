@@ -81,8 +81,10 @@ class Line:
         return value, place
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
-        """An element at a time, so that nothing behind the last row is read."""
-        k, place = self.k, self.k.variable(start)
+        """An element at a time, so that nothing behind the last row is read; the last one where none is equal (NaN)."""
+        k, last = self.k, self.k.sum_of(self.width, -1)
+        start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
+        place = k.variable(start)
         with k.until() as done:
             here = k.get(place, start)
             k.store(k.sum_of(here, 1), place)
