@@ -64,6 +64,9 @@ def test_a_prompt_from_standard_input(
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nab")))
     assert generate(model, capsysbinary, "-", "--max-length", "3").startswith("abc\nab")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\r\n")))
+    found = generate(model, capsysbinary, "-", "--max-length", "3", "--seed", "2")
+    assert found == generate(model, capsysbinary, "ab", "--max-length", "3", "--seed", "2")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,7 @@ def test_a_prompt_from_standard_input(
     [
         (["--greedy", "--beam-size", "2"], "--greedy and --beam-size are two ways to search"),
         (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
+        (["--beam-size", "-3"], "`beam_size` must be at least 1, but is -3"),
         (["--max-length", "0"], "`max_length` must be at least 1, but is 0"),
         (["--temperature", "0"], "`temperature` must be greater than 0"),
         (["--greedy", "--temperature", "2"], "`--temperature` says how to draw pieces, and --greedy draws none"),

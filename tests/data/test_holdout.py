@@ -30,7 +30,7 @@ def numbered(count: int) -> list[Pair]:
 
 @pytest.mark.parametrize(("count", "expected"), [(2, 1), (10, 1), (100, 3), (1_000, 30), (20_000, 50)])
 def test_a_share_is_held_out_up_to_a_number(count: int, expected: int) -> None:
-    training, held, further = run(numbered(count), HoldOutSettings(share=0.03, max_pairs=50))
+    training, held, further = run(numbered(count), HoldOutSettings(share=0.03, max_pairs=50, enough_pairs=0))
     assert len(held) == expected
     assert sorted(training + held + further) == sorted(numbered(count))
 
@@ -43,12 +43,17 @@ def test_the_choice_does_not_depend_on_the_order() -> None:
     assert run(shuffled, settings)[1] == held
 
 
+@pytest.mark.parametrize(("count", "expected"), [(9, 1), (60, 6), (300, 30), (1_000, 100), (5_000, 150)])
+def test_of_few_pairs_a_tenth_is_held_out(count: int, expected: int) -> None:
+    assert len(run(numbered(count), HoldOutSettings())[1]) == expected
+
+
 def test_no_source_is_both_held_out_and_trained_on() -> None:
     variants = ["Sentence {}!", "sentence {}.", "SENTENCE   {}", "Sentence {}"]
     pairs = [
         Pair(text.format(number), str(copy), number) for copy, text in enumerate(variants) for number in range(500)
     ]
-    training, held, further = run(pairs, HoldOutSettings(share=0.01, max_pairs=1_000))
+    training, held, further = run(pairs, HoldOutSettings(share=0.01, max_pairs=1_000, enough_pairs=0))
     held_numbers = {pair.line for pair in held}
     assert len(held) == len(held_numbers) == 20
     assert not held_numbers & {pair.line for pair in training}

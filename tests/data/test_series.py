@@ -24,6 +24,12 @@ def test_columns_are_read_by_name_and_in_order(write_lines: WriteLines) -> None:
     assert table.values.tolist() == [[-2.5, 1.0], [40.0, 3.0]]
 
 
+@pytest.mark.parametrize("lines", [["a;b", "1;2"], ["a\tb", "1\t2"], ["a,b", "1,2", "", ""]])
+def test_other_delimiters_and_empty_lines_at_the_end_are_understood(lines: list[str], write_lines: WriteLines) -> None:
+    table = read_table(write_lines("table.csv", lines))
+    assert (table.columns, table.values.tolist()) == (("a", "b"), [[1.0, 2.0]])
+
+
 def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines: WriteLines) -> None:
     table = read_table(write_lines("table.tsv", ["a\tb, c", "1\t2"]))
     assert table.columns == ("a", "b, c")
@@ -38,7 +44,7 @@ def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines
         (["1,2", "3,4"], r"csv:1: a table begins with a line of column names, but this one is of numbers"),
         (["a,a", "3,4"], r"csv:1: columns need names of their own, but 2 are `a`"),
         (["a,b", "1,2", "3"], r"csv:3: every line has a cell for each of the 2 columns, but this one has 1"),
-        (["a,b", "1,2", ""], r"csv:3: every line has a cell for each of the 2 columns, but this one has 0"),
+        (["a,b", "1,2", "", "3,4"], r"csv:3: a line of a table is empty"),
         (["a,b", "1,2", "3, "], r"csv:3: the value of `b` is missing"),
         (["a,b", "1,2", "3,x"], r"csv:3: the value of `b` must be a finite number, but is `x`"),
         (["a,b", "1,nan"], r"csv:2: the value of `b` must be a finite number, but is `nan`"),

@@ -215,3 +215,8 @@ def test_nothing_to_score() -> None:
 def test_unknown_tokenizer() -> None:
     with pytest.raises(TransduceError, match=r"did you mean '13a'\?$"):
         score(ENGLISH_OUTPUT, ENGLISH, target_language="en", tokenize="13")
+
+
+def test_one_text_is_no_list_of_lines() -> None:
+    with pytest.raises(TransduceError, match=r"The hypotheses must be a list of lines, but are one text"):
+        score("I love you", ["I love you"], target_language="en")

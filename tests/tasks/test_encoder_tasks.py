@@ -360,6 +360,21 @@ def test_labels_that_a_kept_vocabulary_alters_are_refused(pretrained: Path, tmp_
         run(tmp_path / "run", classify_settings(files, start_from=str(pretrained)))
 
 
+def test_brackets_may_be_written_as_the_treebank_has_them(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the -LRB- dog -RRB- .\nthe ( dog ) .\n", encoding="utf-8")
+    assert main(["parse", str(parser_folder), str(text), *COMPUTING]) == 0
+    first, second, _ = capsys.readouterr().out.split("\n")
+    assert first == second
+    assert "-LRB-" in first
+
+
+def test_a_parser_is_no_translator(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the dog .\n", encoding="utf-8")
+    assert main(["translate", str(parser_folder), str(tmp_path / "text.txt"), *COMPUTING]) == 2
+    assert "holds a parser: `transduce parse` uses it" in capsys.readouterr().err
+
+
 def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
     dev = treebank(tmp_path / "dev.trees", 20, 3)
     arguments = ["--reference", str(dev), "--output", str(tmp_path / "out.trees"), "--json", "-", "--beam-size", "1"]

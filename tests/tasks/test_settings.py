@@ -20,6 +20,16 @@ from transduce.tasks.settings import (
 WriteLines = Callable[[str, Iterable[str]], Path]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_bytes(b'\xef\xbb\xbfpreset = "small"\r\n')
+    assert read_settings(tmp_path / "settings.toml") == {"preset": "small"}
+
+
+def test_a_broken_assignment_is_told_before_a_file_is_looked_for() -> None:
+    with pytest.raises(TransduceError, match=r"`--set` takes a key and a value.*but was given `training\.steps`"):
+        read_settings(Path("5"), ["training.steps"])
+
+
 def test_a_file_and_assignments_in_turn(write_lines: WriteLines) -> None:
     path = write_lines("settings.toml", ['preset = "small"', "[training]", "steps = 100", "seed = 3"])
     content = read_settings(path, ["training.steps=200", "training.steps = 300", "model.dropout=0.25", "preset=tiny"])

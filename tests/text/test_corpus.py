@@ -152,6 +152,13 @@ def test_broken_gzip(write: Write) -> None:
         list(read_lines(write("plain.gz", b"a\n")))
 
 
+def test_capital_suffixes_and_empty_lines_of_objects(write: Write) -> None:
+    files = CorpusFiles(source=(write("a.TSV", b"x\ty\n"),))
+    assert [pair[:2] for pair in read_pairs(files)] == [("x", "y")]
+    files = CorpusFiles(source=(write("a.jsonl", b'{"source": "x", "target": "y"}\n\n'),))
+    assert [pair[:2] for pair in read_pairs(files)] == [("x", "y"), ("", "")]
+
+
 def test_broken_pair_lines(write: Write) -> None:
     def read(name: str, content: str) -> None:
         list(read_pairs(CorpusFiles(source=(write(name, content.encode()),), languages=("zh", "en"))))

@@ -75,6 +75,34 @@ def test_only_what_was_wrapped_by_width_is_taken_for_it() -> None:
     assert not is_hard_wrapped(["one line"])
 
 
+CHINESE = [
+    "我喜欢吃苹果，",
+    "他昨天去了北京。",
+    "今天天气很好，我们去公园玩。",
+    "你呢？",
+    "",
+    "第二篇",
+    "没有人知道他从哪里来。",
+]
+
+
+def test_lines_without_spaces_are_not_taken_for_wrapped_ones(tmp_path: Path) -> None:
+    assert not is_hard_wrapped(CHINESE * 3)
+    (tmp_path / "zh").write_text("\n".join(CHINESE), "utf-8", newline="\n")
+    first, second = read_documents(tmp_path / "zh")
+    assert first == ["我喜欢吃苹果，", "他昨天去了北京。", "今天天气很好，我们去公园玩。", "你呢？"]
+    assert second == ["第二篇", "没有人知道他从哪里来。"]
+
+
+def test_wrapped_chinese_is_joined_without_spaces(tmp_path: Path) -> None:
+    text = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏。闰余成岁律吕调阳云腾致雨露结为霜金生丽水玉出昆冈。" * 3
+    lines = [text[start : start + 12] for start in range(0, len(text), 12)]
+    assert is_hard_wrapped(lines)
+    (tmp_path / "zh").write_text("\n".join(lines), "utf-8", newline="\n")
+    (document,) = read_documents(tmp_path / "zh")
+    assert "".join(document) == text
+
+
 def test_paragraphs_are_joined_with_spaces_except_after_a_dash() -> None:
     assert list(join_lines(["  a", "b--", "c", "", "", "d-", "e"])) == ["a b--c", "d-e"]
 

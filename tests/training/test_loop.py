@@ -386,6 +386,13 @@ def test_the_best_model_by_bleu_is_kept(tmp_path: Path, make_settings: Make) -> 
     assert (result.best_step, result.best_value) == (4, 12.0)
 
 
+def test_the_loss_decides_between_equal_scores_and_patience_goes_on(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([7.0, 6.0, 5.0, 5.5], bleu=[0.0, 0.0, 0.0, 0.0])
+    settings = make_settings(validate_every=2, best_by="bleu", patience=2)
+    assert run_validated(tmp_path, settings, script).best_step == 6
+    assert script.kept == [2, 4, 6]
+
+
 def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path, make_settings: Make) -> None:
     script = Script([1.0, 2.0, 0.5, 2.0, 2.0, 0.1])
     result = run_validated(tmp_path, make_settings(steps=20, validate_every=2, patience=2), script)
