@@ -280,8 +280,8 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"ok\n\xff\n")
     for arguments, message in (
-        ([str(tmp_path / "nowhere")], "A model folder holds a config.json, but "),
-        ([str(trained), str(tmp_path / "nowhere.txt")], "nowhere.txt does not exist: check the file's name."),
+        ([str(tmp_path / "nowhere")], "nowhere does not exist: name the folder of a model."),
+        ([str(trained), str(tmp_path / "nowhere.txt")], "nowhere.txt does not exist: name a file of sentences, or"),
         ([str(trained), str(tmp_path)], "A model folder holds a config.json, but "),
         ([str(trained), str(bad)], "bad.txt:2: files must be UTF-8"),
         ([str(trained), str(bad), "--beam-size", "0"], "`beam_size` must be at least 1, but is 0."),

@@ -51,10 +51,10 @@ def test_one_go_reports_what_training_reports(
 ) -> None:
     assert main(["prepare", *sides, *SMALL, "--out", str(tmp_path / "out"), "--json", "-"]) == 0
     printed = capsys.readouterr()
-    assert "1,000 pairs read, 970 kept, 30 held out" in printed.err
+    assert "1,000 pairs read, 900 kept, 100 held out" in printed.err
     report = json.loads(printed.out)
     _, tokenizer, corpus = open_prepared_folder(tmp_path / "out")
-    assert (report["pairs"], report["held_out"], report["vocabulary_size"]) == (970, 30, tokenizer.source.size)
+    assert (report["pairs"], report["held_out"], report["vocabulary_size"]) == (900, 100, tokenizer.source.size)
     assert report["target_tokens"] == corpus.target_tokens
     assert report["pairs_per_second"] == pytest.approx(1000 / report["elapsed_seconds"])
     corpus.verify()
@@ -164,9 +164,9 @@ def test_a_run_takes_the_corpus_from_the_folder(
     before = tree(prepared)
     capsys.readouterr()
     found = use_prepared(with_prepared(prepared), read, tmp_path / "run", ProgressDisplay())
-    assert "1,000 pairs read, 970 kept, 30 held out" in capsys.readouterr().err
+    assert "1,000 pairs read, 900 kept, 100 held out" in capsys.readouterr().err
     assert found.languages == ("zh", "en")
-    assert (found.pairs, len(found.dev_sources)) == (970, 30)
+    assert (found.pairs, len(found.dev_sources)) == (900, 100)
     assert found.tokenizer_settings == settings_of(found.tokenizer)
     assert found.tokenizer_settings.vocabulary_size == found.tokenizer.source.size
     assert not found.tokenizer_settings.byte_fallback

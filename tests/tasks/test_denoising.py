@@ -111,7 +111,7 @@ def test_translation_goes_on_from_its_weights(
             r"`tokenizer\.kind` is unigram, but the vocabulary in .* has bpe: leave it out",
         ),
         ({"tokenizer.text": ["more.txt"]}, r"`tokenizer\.text` is for a vocabulary that is learnt, but that of .* is"),
-        ({"start_from": "nowhere"}, "A model folder holds a config.json, but nowhere does not"),
+        ({"start_from": "nowhere"}, "nowhere does not exist: name the folder of a model"),
         ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
     ],
 )

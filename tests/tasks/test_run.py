@@ -58,10 +58,10 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
     assert sorted(toy_corpus.iterdir()) == before
     said = capsys.readouterr().err
     for line in (
-        "1,000 pairs read, 970 kept, 30 held out",
+        "1,000 pairs read, 900 kept, 100 held out",
         "tokenizer.vocabulary_size",
         "and 31 characters of a script without spaces",
-        "tiny  970 pairs, fewer than 50,000",
+        "tiny  900 pairs, fewer than 50,000",
         "128  preset tiny",
         "falls to zero at the last step",
         "0.5 / d_model (128)",
