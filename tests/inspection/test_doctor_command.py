@@ -28,6 +28,12 @@ def test_a_sound_model_and_a_sound_corpus(capsys: Capture, trained: Path, toy_co
     assert content["corpus"]["passed"]
 
 
+def test_settings_of_a_task_without_an_encoder_and_a_decoder(capsys: Capture, write_lines: WriteLines) -> None:
+    settings = write_lines("s.toml", ["[task]", 'kind = "language-model"', "[data]", 'source = ["gone.en"]'])
+    assert main(["doctor", str(settings), *COMPUTING]) == 2
+    assert "is for the task `language-model`, which has none" in capsys.readouterr().err
+
+
 def test_a_settings_file(capsys: Capture, write_lines: WriteLines) -> None:
     settings = write_lines(
         "s.toml", ['preset = "tiny"', "[model]", "d_model = 32", "[tokenizer]", "vocabulary_size = 90"]

@@ -141,6 +141,14 @@ def test_beams_find_no_less_probable_texts_than_the_greedy_one(generator: Genera
     assert found[0].score >= greedy.score - 1e-4
 
 
+def test_a_least_length_is_for_texts_that_end(generator: Generator) -> None:
+    search = SearchSettings(beam_size=1, max_length=30, min_length=12)
+    found = generator("ab", search=search, one_line=True).continuations[0]
+    assert len(found.pieces) >= 12
+    with pytest.raises(TransduceError, match="`min_length` keeps a text from ending, but is 12"):
+        generator("ab", search=search)
+
+
 def test_rules_hold(generator: Generator) -> None:
     search = SearchSettings(max_length=30, no_repeated_ngrams=2, sampling=SamplingSettings())
     pieces = generator("ab", search=search).continuations[0].pieces

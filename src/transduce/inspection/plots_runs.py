@@ -44,7 +44,7 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             marked=event == "validation",
         )
         for title, label, event, field in (
-            ("Training loss, with label smoothing", "nats per token", "train", "loss"),
+            ("Training loss, as it is minimised", "nats per token", "train", "loss"),
             ("Dev loss", "nats per token", "validation", "loss"),
             ("Dev BLEU", "BLEU", "validation", "bleu"),
         )

@@ -224,6 +224,11 @@ class Generator:
     def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
         """A search at its first step."""
         vocabulary = self.vocabulary
+        if search.min_length and not one_line:
+            raise TransduceError(
+                f"`min_length` keeps a text from ending, but is {search.min_length} where only `max_length` ends it: "
+                "leave it out, or say `one_line`."
+            )
         with torch.inference_mode():
             never = sorted({vocabulary.pad_id, vocabulary.unk_id} - {vocabulary.eos_id})
             scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)

@@ -43,9 +43,9 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
     def __str__(self) -> str:
-        around = "{device}, {instructions}, {threads} threads, torch {torch}".format(
-            **msgspec.structs.asdict(self.surroundings)
-        )
+        used = self.surroundings
+        threads = f"{used.threads} thread{'s' if used.threads > 1 else ''}"
+        around = f"{used.device}, {used.instructions}, {threads}, torch {used.torch}"
         tried = (
             f"A run of these settings ({around}) was killed after step {self.killed_after_step}, resumed from the "
             f"checkpoint of step {self.resumed_from_step}, and compared at step {self.compared_at_step} with one that "

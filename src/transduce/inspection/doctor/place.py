@@ -41,6 +41,11 @@ def open_subject(place: Path, device: str = "cpu") -> Subject:
         settings = _settings_beside(place)
     elif place.is_file():
         settings = make_settings(read_settings(place))
+        if "transformer" not in kind_of(settings.task.kind).model_kinds:
+            raise TransduceError(
+                f"The doctor examines Transformers with an encoder and a decoder, but {place} is for the task "
+                f"`{settings.task.kind}`, which has none."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.training.seed)
             model = Transformer(described_model(settings))
