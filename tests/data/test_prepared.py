@@ -128,7 +128,7 @@ def test_something_is_held_out_although_nearly_all_pairs_fail(
 
 
 def test_a_held_out_part_is_kept_as_text(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    settings = HoldOutSettings(share=0.05)
+    settings = HoldOutSettings(share=0.05, enough_pairs=0)
     corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus", hold_out=settings)
     assert corpus.held_out is not None
     held = {(pair.source, pair.target) for pair in read_pairs(corpus.held_out)}

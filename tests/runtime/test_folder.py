@@ -125,7 +125,7 @@ def test_weights_that_the_manifest_does_not_list_are_refused(copy: Path) -> None
 
 
 def test_what_is_no_model_folder(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match="nowhere does not: name a folder that `transduce train` wrote"):
+    with pytest.raises(TransduceError, match="nowhere does not exist: name the folder of a model"):
         read_model_folder(tmp_path / "nowhere")
 
 
