@@ -83,7 +83,8 @@ def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
         ("training.steps=1.5", r"`training\.steps` must be a whole number, but is `1\.5`"),
         ("model.dropout=high", r"`model\.dropout` must be a number, but is `high`"),
         ("model.norm_order=middle", r"`model\.norm_order` must be one of pre, post, sandwich, but is `middle`"),
-        ("data.source=train.zh", r"`data\.source` must be a list, but is `train\.zh`"),
+        ("data.source=train.zh", r'`data\.source` must be a list, such as \["a", "b"\], but is `train\.zh`'),
+        ("model.positions=rope", "`model.positions` must be one of .*, but is `rope`: did you mean `rotary`"),
         ("data.filters.max_pieces=many", r"`data\.filters\.max_pieces` must be a whole number, but is `many`"),
         ("training=5", r"`training` must be a table, but is `5`"),
         (

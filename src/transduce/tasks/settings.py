@@ -27,6 +27,21 @@ from transduce.training.choices import PRESETS
 from transduce.training.settings import TrainingSettings
 
 _UNIONS = (Union, UnionType)
+# What else the field calls a value.
+_OTHER_NAMES = {
+    "rope": "rotary",
+    "lm": "language-model",
+    "gpt": "language-model",
+    "mlm": "masked-language-model",
+    "bert": "masked-language-model",
+    "bart": "denoising",
+    "layernorm": "layer",
+    "rmsnorm": "rms",
+    "batchnorm": "batch",
+    "luong": "general",
+    "lstm": "recurrent",
+    "gru": "recurrent",
+}
 
 
 class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -283,7 +298,8 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
         hint = get_type_hints(struct_of(hint) or Settings)[name]
         content = content[name]
     wanted, said = _kinds(hint), str(content)
-    near = difflib.get_close_matches(said, _names(hint), 1, 0.5)
+    meant = _OTHER_NAMES.get(said.lower())
+    near = [meant] if meant in _names(hint) else difflib.get_close_matches(said, _names(hint), 1, 0.6)
     suggestion = f": did you mean `{near[0]}`?" if near else "."
     return f"`{'.'.join(path)}` must be {wanted}, but is `{said}`{suggestion}"
 
@@ -297,7 +313,7 @@ def _kinds(hint: Any) -> str:
     if names := _names(hint):
         return "one of " + ", ".join(names)
     if get_origin(hint) in (tuple, list):
-        return "a list"
+        return 'a list, such as ["a", "b"]'
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
 
 
