@@ -18,6 +18,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.runtime.scorer import TransformerScorer
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
+from transduce.text.vocabulary import Vocabulary
 
 LEAST_ROWS = 16
 MULTIPLE = 16  # of the source's length
@@ -78,17 +79,17 @@ def bucket(length: int) -> int:
 class StrictProof:
     """Proves, once for each kind of search, that strict results can be had in this process."""
 
-    def __init__(self, search_ids: SearchIds, *, text_ids: Sequence[int], eos_id: int) -> None:
+    def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
         """Prepares.
 
         Args:
             search_ids: finds hypotheses for one batch of sentences.
-            text_ids: of source pieces that are a part of text.
-            eos_id: ends a source.
+            vocabulary: of the source.
         """
         self.search_ids = search_ids
-        self.text_ids = text_ids
-        self.eos_id = eos_id
+        special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
+        self.text_ids = [id for id in range(vocabulary.size) if id not in special]
+        self.eos_id = vocabulary.eos_id
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:

@@ -1,6 +1,6 @@
 """What a model folder says of its task, where the model alone does not tell what it is for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,20 @@ def find_task_card(folder: Path) -> TaskCard | None:
         TransduceError: it cannot be read.
     """
     return read_json(folder, TASK_CARD, TaskCard) if (folder / TASK_CARD).is_file() else None
+
+
+def refuse_parsers(folders: Sequence[Path]) -> None:
+    """A parser's model is a translator's, but what it writes means nothing by itself.
+
+    Raises:
+        TransduceError: a folder holds one.
+    """
+    for folder in folders:
+        card = find_task_card(folder)
+        if card is not None and card.kind == "parsing":
+            raise TransduceError(
+                f"A translator is needed here, but {folder} holds a parser: `transduce parse` uses it."
+            )
 
 
 def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:

@@ -22,7 +22,7 @@ from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.summary import summary
-from transduce.runtime.task_card import find_task_card
+from transduce.runtime.task_card import refuse_parsers
 from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -56,10 +56,7 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
-        source = tokenizer.source
-        special = {source.pad_id, source.eos_id, source.unk_id}
-        text_ids = [id for id in range(source.size) if id not in special]
-        self._proof = StrictProof(self._search_sources, text_ids=text_ids, eos_id=source.eos_id)
+        self._proof = StrictProof(self._search_sources, tokenizer.source)
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -73,9 +70,9 @@ class Translator:
         Raises:
             TransduceError: it is another.
         """
-        if isinstance(self.model, Transformer):
-            return self.model
-        raise TransduceError(f"This needs a Transformer, but the model is of the kind `{self.model.config.kind}`.")
+        if not isinstance(self.model, Transformer):
+            raise TransduceError(f"This needs a Transformer, but the model is of the kind `{self.model.config.kind}`.")
+        return self.model
 
     @property
     def device(self) -> torch.device:
@@ -353,9 +350,7 @@ def load(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> Translator:
-    """Opens a model folder, or several whose models translate together.
-
-    The translator searches as the folder says, which `transduce train` wrote there; of several, as the first one says.
+    """Opens a model folder, or several whose models translate together; they search as the first one's folder says.
 
     Args:
         folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
@@ -373,12 +368,9 @@ def load(
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(each) for each in folder]
     if not folders:
         raise TransduceError("At least one model folder is needed, but none was named.")
+    refuse_parsers(folders)
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    for each in folders:
-        card = find_task_card(each)
-        if card is not None and card.kind == "parsing":
-            raise TransduceError(f"A translator is needed here, but {each} holds a parser: `transduce parse` uses it.")
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     _check_vocabularies(folders, contents)
     first, *others = (at_precision(each.model, precision, machine) for each in contents)

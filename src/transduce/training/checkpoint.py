@@ -41,8 +41,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The last step; None while `minutes` has not become one."""
     best_step: int | None
     best_value: float | None
-    best_loss: float | None = None
-    """The dev loss beside that value, which decides between equal ones."""
+    best_loss: float = 0.0
+    """The dev loss beside that value, which decides between equal ones; 0, which none is below, where nobody said."""
     best_by: BestBy | None = None
     """What the value is of; None where nobody said."""
     validations_without_better: int

@@ -89,7 +89,7 @@ class Trainer:
         self.elapsed_seconds = 0.0
         self.best_step: int | None = None
         self.best_value: float | None = None
-        self.best_loss: float | None = None
+        self.best_loss = 0.0
         self.validations_without_better = 0
         self._validation_due = False
         self._asked_together = False
@@ -333,7 +333,7 @@ class Trainer:
             self.model.train()
             self._judge(event, weights, log)
         best = (self.best_step, self.best_value, self.best_loss, self.validations_without_better)
-        best = self.processes.share(best, tuple[int | None, float | None, float | None, int])
+        best = self.processes.share(best, tuple[int | None, float | None, float, int])
         self.best_step, self.best_value, self.best_loss, self.validations_without_better = best
         self._validation_due = False
 
@@ -341,10 +341,8 @@ class Trainer:
         scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
         scores.update(event.scores)
         measured = scores.get(self.settings.best_by)
-        value = measured if measured is not None and math.isfinite(measured) else None
-        best = self.best_value is None or (value is not None and value > self.best_value)
-        if value is not None and value == self.best_value and self.best_loss is not None:
-            best = event.loss < self.best_loss
+        value = measured if measured is not None and math.isfinite(measured) else -math.inf
+        best = self.best_value is None or (value, -event.loss) > (self.best_value, -self.best_loss)
         log.write(event)
         self.display.validation(event, best=best)
         if best and self._keep(weights, event):
