@@ -349,7 +349,7 @@ def test_more_steps_said_on_resume_are_remembered(
     assert more.step == 5
     assert read_stored(folder / "settings.toml").training.steps == 5
     with pytest.raises(
-        TransduceError, match=r"`training\.steps` must be at least 5, as many as the run in .*took, but is 2"
+        TransduceError, match=r"`training\.steps` must be at least 5, for the run in .* took as many, but is 2"
     ):
         train(out=folder, steps=2, resume=True, device="cpu", threads=1)
     assert read_stored(folder / "settings.toml").training.steps == 5
