@@ -337,6 +337,8 @@ def test_settings_of_an_imported_folder_are_read_within_bounds(nllb: Path, tmp_p
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"gone does not exist: name the folder of a model"):
+        import_model_folder(tmp_path / "gone", tmp_path / "out")
     with pytest.raises(TransduceError, match=r"A Hugging Face folder holds a config\.json"):
         import_model_folder(tmp_path, tmp_path / "out")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}), "utf-8")

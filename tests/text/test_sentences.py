@@ -103,6 +103,10 @@ def test_wrapped_chinese_is_joined_without_spaces(tmp_path: Path) -> None:
     assert "".join(document) == text
 
 
+def test_korean_has_spaces() -> None:
+    assert list(join_lines(["나는 사과를", "좋아한다."])) == ["나는 사과를 좋아한다."]
+
+
 def test_paragraphs_are_joined_with_spaces_except_after_a_dash() -> None:
     assert list(join_lines(["  a", "b--", "c", "", "", "d-", "e"])) == ["a b--c", "d-e"]
 

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from transduce.errors import TransduceError
-from transduce.text.languages import unspaced_characters
+from transduce.text.languages import stands_without_spaces
 from transduce.text.vocabulary import Vocabulary, byte_of
 
-_HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7af]")
 _END, _UNKNOWN = "</s>", "<unk>"
 
 
@@ -29,7 +28,7 @@ def split_words(text: str) -> list[Span]:
     for match in re.finditer(r"\S+", text):
         start = match.start()
         for place in range(match.start(), match.end()):
-            if not _stands_alone(text[place]):
+            if not stands_without_spaces(text[place]):
                 continue
             if start < place:
                 spans.append(Span(start, place))
@@ -38,10 +37,6 @@ def split_words(text: str) -> list[Span]:
         if start < match.end():
             spans.append(Span(start, match.end()))
     return spans
-
-
-def _stands_alone(character: str) -> bool:
-    return bool(unspaced_characters(character)) and not _HANGUL.match(character)
 
 
 def locate_words(words: Sequence[str], text: str) -> list[Span]:

@@ -87,9 +87,7 @@ class StrictProof:
             vocabulary: of the source.
         """
         self.search_ids = search_ids
-        special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
-        self.text_ids = [id for id in range(vocabulary.size) if id not in special]
-        self.eos_id = vocabulary.eos_id
+        self.vocabulary = vocabulary
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
@@ -110,7 +108,7 @@ class StrictProof:
         if short in self._proved:
             return
         for length in (MULTIPLE, 2 * MULTIPLE):
-            self._compare(_random_sources(length, self.text_ids, self.eos_id), short)
+            self._compare(_random_sources(length, self.vocabulary), short)
         self._proved.add(short)
 
     def _compare(self, sources: list[list[int]], search: SearchSettings) -> None:
@@ -124,12 +122,15 @@ class StrictProof:
                 )
 
 
-def _random_sources(bucket_length: int, text_ids: Sequence[int], eos_id: int) -> list[list[int]]:
+def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
     """Sentences of random pieces with the end symbol, of all lengths in a bucket."""
+    special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
+    text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)
     rows = torch.randint(len(text_ids), (MOST_SENTENCES, bucket_length), generator=generator).tolist()
     return [
-        [*(text_ids[place] for place in row[: bucket_length - 1 - n % MULTIPLE]), eos_id] for n, row in enumerate(rows)
+        [*(text_ids[place] for place in row[: bucket_length - 1 - n % MULTIPLE]), vocabulary.eos_id]
+        for n, row in enumerate(rows)
     ]
 
 

@@ -36,6 +36,8 @@ _NOT_LANGUAGES = frozenset(
 )
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")
 
+_HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7af]")
+
 # Scripts with thousands of characters, or written without spaces between words: Thai, Lao, Myanmar, Hangul,
 # Khmer, kana, Han (with its extensions).
 _LARGE_SCRIPT = re.compile(
@@ -62,6 +64,11 @@ def in_large_script(text: str) -> bool:
     """
     large = len(_LARGE_SCRIPT.findall(text))
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
+
+
+def stands_without_spaces(character: str) -> bool:
+    """Whether a character is of a script that puts no spaces between words; Korean, of many characters too, does."""
+    return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
 def unspaced_characters(text: str) -> list[str]:

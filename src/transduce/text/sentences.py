@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import unspaced_characters
+from transduce.text.languages import stands_without_spaces
 
 # What is looked at to tell how a file is written.
 _LOOKED_AT = 2_000
@@ -79,9 +79,9 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _first_word(line: str) -> int:
-    """Characters that cannot be parted from the beginning of a line: one in a script without spaces."""
+    """Characters that cannot be parted from the beginning of a line: none in a script without spaces."""
     word = line.split(maxsplit=1)[0]
-    return 0 if unspaced_characters(word[0]) else len(word)
+    return 0 if stands_without_spaces(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -107,7 +107,7 @@ def join_lines(lines: Iterable[str]) -> Iterator[str]:
 def _is_unspaced(character: str) -> bool:
     """Whether it is a letter of a script without spaces, or a mark that stands among such."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or bool(unspaced_characters(character))
+    return is_mark or stands_without_spaces(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
