@@ -23,6 +23,7 @@ SOURCE = "我吃鱼。"
         ({"min_length": 8, "max_length": 8}, r"`min_length` must be less than `max_length` \(8\), .* but is 8"),
         ({"length_penalty": math.inf}, "`length_penalty` must be finite, but is inf"),
         ({"max_length_factor": math.inf}, "`max_length_factor` must be finite"),
+        ({"max_length_factor": 1e308}, "`max_length_factor` must be at most 1,000, but is 1e\\+308: set `max_length`"),
         ({"forbidden": "tea"}, r"`forbidden` must be a tuple of texts, but is one text: write \(`tea`,\)"),
     ],
 )

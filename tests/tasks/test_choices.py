@@ -2,6 +2,7 @@
 
 import pytest
 
+from transduce.tasks.resolve import Account
 from transduce.training.choices import (
     PRESETS,
     Choice,
@@ -203,3 +204,14 @@ def test_the_best_model_is_told_by_bleu_where_anything_is_translated() -> None:
 
 def test_patience_outlasts_the_middle_of_a_run() -> None:
     assert choose_patience().value == 6
+
+
+def test_the_account_tells_what_became_of_a_choice() -> None:
+    account = Account()
+    account.take("tokenizer.vocabulary_size", None, Choice(400, "few pairs"))
+    account.correct("tokenizer.vocabulary_size", 400, "never shown")
+    assert account.lines[0].reason == "few pairs"
+    account.correct("tokenizer.vocabulary_size", 492, "what the text needs; {} were chosen first")
+    assert [(line.value, line.reason) for line in account.lines] == [
+        ("492", "what the text needs; 400 were chosen first")
+    ]
