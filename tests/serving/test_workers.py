@@ -37,6 +37,7 @@ class Meeting:
         seen = [self._threads_of_step(observer)]
         self.meeting.wait(10)
         seen.append(self._threads_of_step(observer))
+        self.meeting.wait(10)  # whoever ends first leaves its threads to the others
         self.threads.append(tuple(seen))
         return [Translation(sentence, (nothing(),)) for sentence in sentences]
 
