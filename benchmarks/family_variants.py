@@ -28,11 +28,13 @@ class Corpus(NamedTuple):
     # What stands between sentences that are joined.
     separators: tuple[str, str]
     vocabulary_size: int
+    # Of few pairs little is learnt in few steps: small ones make more of them.
+    batch_tokens: int
 
 
 CORPORA = {
-    "de-en": Corpus("de", "en", (" ", " "), 8500),
-    "zh-en": Corpus("zh", "en", ("", " "), 7000),
+    "de-en": Corpus("de", "en", (" ", " "), 8500, 2048),
+    "zh-en": Corpus("zh", "en", ("", " "), 7000, 1024),
 }
 
 # What a machine without bf16 can teach in the time; 6+6 x 256 has 13 BLEU where this has 41 (docs/benchmarks.md).
@@ -41,7 +43,6 @@ PRESET = "tiny"
 COMMON: Settings = {
     "preset": PRESET,
     "training.schedule": "linear",
-    "training.batch_tokens": 2048,
     "training.patience": 0,
 }
 RECURRENT: Settings = {
@@ -122,7 +123,10 @@ GROUPS = tuple(dict.fromkeys(variant.group for variant in VARIANTS.values()))
 
 def settings_of(variant: Variant, corpus: Corpus, *, quick: bool) -> Settings:
     """Everything that is said to `transduce train` about one variant."""
-    base = COMMON | {"tokenizer.vocabulary_size": corpus.vocabulary_size}
+    base = COMMON | {
+        "tokenizer.vocabulary_size": corpus.vocabulary_size,
+        "training.batch_tokens": corpus.batch_tokens,
+    }
     if variant.recurrent:
         base |= RECURRENT
     return base | (QUICK if quick else {}) | variant.settings
