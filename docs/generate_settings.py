@@ -54,7 +54,7 @@ MEANINGS = {
     "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
     "training.beta2": "Adam: decay of the mean of their squares.",
     "training.epsilon": "Adam: what is added to the divisor.",
-    "training.weight_decay": "Decoupled weight decay, as AdamW has it.",
+    "training.weight_decay": "Decoupled weight decay, as AdamW has it, of matrices: biases and norms keep theirs.",
     "training.label_smoothing": "ε of section 5.4.",
     "training.precision": "What the model computes in; masters and moments are float32.",
     "training.report_every": "Steps between reports.",

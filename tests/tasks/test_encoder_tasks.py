@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,11 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     columns = capsys.readouterr().out.strip().split("\t")
     assert columns[0] == "a cow"
     assert float(columns[1]) > float(columns[3])
+    for wrong in (files["dev_source"], "0", "-1"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["classify", model, f"--probabilities={wrong}"])
+        message = rf"'{re.escape(wrong)}' is no number of labels, 1 or more; a file of texts goes before it"
+        assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pretrained: Path, tmp_path: Path) -> None:

@@ -91,10 +91,13 @@ def test_the_gradient_is_that_of_the_loss_per_token_of_the_whole_step(make_setti
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.05])
 def test_steps_equal_pytorchs_adamw(make_settings: Make, clip_norm: float, weight_decay: float) -> None:
-    ours = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2, bias=False))
+    ours = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2, bias=False))
     theirs = copy.deepcopy(ours)
     optimizer = FlatOptimizer(ours, make_settings(clip_norm=clip_norm, weight_decay=weight_decay), torch.float32)
-    reference = torch.optim.AdamW(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=weight_decay)
+    matrices = [each for each in theirs.parameters() if each.dim() > 1]
+    others = [each for each in theirs.parameters() if each.dim() == 1]  # biases and norms do not decay
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9)
     for step in range(1, 8):
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             other.grad = torch.randn_like(other)
@@ -102,7 +105,8 @@ def test_steps_equal_pytorchs_adamw(make_settings: Make, clip_norm: float, weigh
             one.grad.copy_(other.grad * 50)  # a sum over 50 tokens
         norm = optimizer.step(50, 0.01 / step)
         expected_norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm or 1e9)
-        reference.param_groups[0]["lr"] = 0.01 / step
+        for group in reference.param_groups:
+            group["lr"] = 0.01 / step
         reference.step()
         assert norm == pytest.approx(float(expected_norm), rel=1e-4)
     torch.testing.assert_close(weights_of(ours), weights_of(theirs), atol=1e-6, rtol=1e-5)

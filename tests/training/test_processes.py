@@ -29,7 +29,8 @@ def run_together(count: int, script: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_train_as_one_does(count: int, tmp_path: Path, make_settings: Make) -> None:
-    (tmp_path / "settings.json").write_bytes(msgspec.json.encode(make_settings(clip_norm=1.0, average_decay=0.9)))
+    settings = make_settings(clip_norm=1.0, average_decay=0.9, weight_decay=0.1)
+    (tmp_path / "settings.json").write_bytes(msgspec.json.encode(settings))
     script = Path(__file__).with_name("together.py")
     run_together(count, script, str(tmp_path / "out.json"), str(tmp_path / "settings.json"))
     results: dict[str, Any] = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))

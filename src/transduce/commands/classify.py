@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--probabilities",
-        type=int,
+        type=_number_of_labels,
         nargs="?",
         const=-1,
         default=0,
@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE", type=or_standard, help="write the labels here")
     add("--json", metavar="PATH", help="with --labels: write the report as JSON; - for standard output")
     add_computing(parser)
+
+
+def _number_of_labels(text: str) -> int:
+    """Also where a file follows the option, which would be taken for the number."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of labels, 1 or more; a file of texts goes before it")
 
 
 def run(options: argparse.Namespace) -> int:

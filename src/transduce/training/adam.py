@@ -1,5 +1,7 @@
 """Adam (section 5.3) over one flat float32 vector, with clipping and a running average."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,8 +11,13 @@ from transduce.training.settings import ResolvedTraining
 class FlatAdam:
     """Masters, moments and, where one is kept, the average of so many parameters, and the vector of their gradient."""
 
-    def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
+    def __init__(
+        self, master: Tensor, gradient: Tensor, shapes: Sequence[torch.Size], settings: ResolvedTraining
+    ) -> None:
+        """`shapes` are the parameters', one after another in `master`: weight decay is for matrices alone."""
         self.master, self.gradient, self.settings = master, gradient, settings
+        parts = master.split([shape.numel() for shape in shapes])
+        self._matrices = [part for part, shape in zip(parts, shapes, strict=True) if len(shape) > 1]
         self.average = master.clone() if settings.average_decay else None
         self._parameter = nn.Parameter(master)
         self._adam = torch.optim.AdamW(
@@ -18,7 +25,7 @@ class FlatAdam:
             lr=0.0,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
+            weight_decay=0.0,  # ours does not take all of the vector
             fused=True,
         )
         self._parameter.grad = gradient
@@ -34,6 +41,8 @@ class FlatAdam:
         clip = self.settings.clip_norm
         factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
         self.gradient *= factor / tokens
+        if self.settings.weight_decay and self._matrices:
+            torch._foreach_mul_(self._matrices, 1.0 - rate * self.settings.weight_decay)
         self._adam.param_groups[0]["lr"] = rate
         self._adam.step()
         self._average(self.updates)

@@ -78,7 +78,7 @@ class FlatOptimizer:
         if dtype != torch.float32:
             model.to(dtype)  # buffers, and what does not learn; the other parameters are already
         self._statistics, self._between_steps = RunningStatistics(model), True
-        self.adam = FlatAdam(self.master, self.gradient, settings)
+        self.adam = FlatAdam(self.master, self.gradient, self.shapes, settings)
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
 

@@ -75,7 +75,7 @@ class ShardedOptimizer:
         self._parameters = [cast("DTensor", parameter) for parameter in parameters]
         self.shapes = [p.to_local().shape for p in self._parameters]
         master = torch.cat([p.to_local().detach().flatten() for p in self._parameters])
-        self.adam = FlatAdam(master, torch.zeros_like(master), settings)
+        self.adam = FlatAdam(master, torch.zeros_like(master), self.shapes, settings)
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""
