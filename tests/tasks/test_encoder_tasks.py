@@ -22,6 +22,7 @@ from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
+from transduce.tasks.encoders import build_encoder
 from transduce.tasks.run import Run, RunRequest, train_run
 from transduce.text.linearized_trees import linearize, write_line
 from transduce.text.trees import read_tree, read_trees
@@ -230,6 +231,21 @@ def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pre
     classes = msgspec.structs.replace(resolved.model, num_labels=4)
     with pytest.raises(TransduceError, match="the model to begin with has 4 classes: begin with another"):
         begun.kind.adapt_model(classes, corpus, resolved.task)
+
+
+def test_the_loss_of_rows_is_the_same_however_they_are_shared_out(pretrained: Path, tmp_path: Path) -> None:
+    shutil.copytree(pretrained, tmp_path / "run")
+    begun = Run(RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1))
+    resolved, corpus = begun.resume()
+    loss_of = begun.kind.loss(build_encoder(resolved.model).eval(), resolved)
+    unequal = 0
+    for position in range(8):
+        whole = loss_of(begun.kind.plan(corpus, resolved).batch(0, position))
+        parts = [loss_of(begun.kind.plan(corpus, resolved, (rank, 3)).batch(0, position)) for rank in range(3)]
+        assert sum(part.tokens for part in parts) == whole.tokens
+        assert sum(float(part.total.detach()) for part in parts) == pytest.approx(float(whole.total.detach()), rel=1e-5)
+        unequal += len({part.tokens for part in parts}) > 1
+    assert unequal > 0  # of some batches the processes have different numbers of hidden pieces
 
 
 def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from transduce.text.marks import Marks
 # Keys that keep the random numbers apart, from each other and from those of other modules.
 _ROW_ORDER, _OFFSET, _STRETCHES, _MASKING = 31, 32, 33, 34
 # [CLS], and [SEP] after each stretch.
-_SPECIALS = 3
+PAIR_MARKS = 3
 
 
 class SentenceStore(NamedTuple):
@@ -124,7 +124,7 @@ class SentencePairPlan:
     @property
     def _room(self) -> int:
         """Pieces of text in a row."""
-        return self._settings.length - _SPECIALS + (not self._settings.next_sentence)
+        return self._settings.length - PAIR_MARKS + (not self._settings.next_sentence)
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from transduce.data.batches import Batch
 from transduce.data.masking import MaskingSettings
-from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.data.sentence_pairs import PAIR_MARKS, PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
@@ -66,17 +66,20 @@ MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
 class MaskedLanguageTask:
-    """The loss of a batch of rows under a model."""
+    """The loss of a batch of rows under a model.
 
-    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
+    It is a sum over rows, so that they may be shared out among processes and micro-batches: where stretches are told
+    too, a row counts for as many hidden pieces as a full one has. The loss per hidden piece is then, but for short
+    rows, BERT's: the mean over hidden pieces and the mean over rows, added.
+    """
+
+    def __init__(self, model: Encoder, *, row_weight: float = 1.0, label_smoothing: float = 0.0) -> None:
         self.model = model
+        self.row_weight = row_weight
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
-        """The mean over hidden pieces and the mean over rows added, both times the number of hidden pieces.
-
-        The likelihood that is reported is that of the hidden pieces alone.
-        """
+        """Of hidden pieces and rows; the likelihood that is reported is that of the hidden pieces alone."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
@@ -93,7 +96,7 @@ class MaskedLanguageTask:
         logits = self.model.classify(states).float()  # (B, 2)
         # A process without rows of its own has one that counts nothing, but takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
-        return pieces._replace(total=pieces.total + rows * (pieces.tokens / max(1, len(follows))))
+        return pieces._replace(total=pieces.total + self.row_weight * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
         """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
@@ -248,7 +251,12 @@ class MaskedLanguageModel(TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Of the hidden pieces, and of whether stretches follow."""
-        return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
+        length, masking = text_length(resolved.model, _context(resolved.task)), _masking(resolved.task)
+        return MaskedLanguageTask(
+            encoder_of(model),
+            row_weight=max(1.0, masking.share * (length - PAIR_MARKS)),
+            label_smoothing=resolved.training.label_smoothing,
+        ).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
         """Rows of the training text; `training.batch_tokens` counts the pieces that are read."""
@@ -347,6 +355,10 @@ def _context(task: TaskSettings) -> int:
     return USUAL_CONTEXT if task.context is None else task.context
 
 
+def _masking(task: TaskSettings) -> MaskingSettings:
+    return task.masking or MaskingSettings()
+
+
 def _has_next_sentence(task: TaskSettings) -> bool:
     return task.next_sentence is not False
 
@@ -367,7 +379,7 @@ def _plan(
         rows=max(1, tokens // length),
         seed=seed,
         next_sentence=model.num_labels > 0,
-        masking=resolved.task.masking or MaskingSettings(),
+        masking=_masking(resolved.task),
         pad_id=vocabulary.pad_id,
     )
     return SentencePairPlan(text, marks_of(vocabulary), settings, np.array(ordinary_pieces(vocabulary)), share)
