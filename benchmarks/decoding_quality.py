@@ -1,10 +1,13 @@
 """What the fast paths of decoding change against float32, for decoding_speed.py."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import sacrebleu
+import torch
 from report import Row
 
+from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 
@@ -13,24 +16,33 @@ def quality_rows(size: str, folder: Path, sources: list[str], references: list[s
     """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score."""
     exact = load(folder, precision="fp32", device="cpu", threads=threads)
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
-    expected = {beam: [each.text for each in exact.translate(sources, search)] for beam, search in searches.items()}
+    expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
     for precision in ("auto", "int8"):
         fast = load(folder, precision=precision, device="cpu", threads=threads)
         for beam_size, search in searches.items():
-            texts = [[each.text for each in fast.translate(sources, search)], expected[beam_size]]
+            found = [_best(fast.translate(sources, search)), expected[beam_size]]
+            texts = [[each.text for each in side] for side in found]
             name = f"{size}, {precision} ({fast.precision}) against fp32, beam {beam_size}"
-            bleu, exact_bleu = (sacrebleu.corpus_bleu(found, [references]).score for found in texts)
+            bleu, exact_bleu = (sacrebleu.corpus_bleu(side, [references]).score for side in texts)
             near = abs(bleu - exact_bleu) <= 0.1
             rows.append(Row(f"{name}, BLEU", bleu, "BLEU", "fp32", exact_bleu, None, "within 0.1", near))
-            different = [n for n, (one, other) in enumerate(zip(*texts, strict=True)) if one != other]
+            different = [n for n, (one, other) in enumerate(zip(*found, strict=True)) if one.pieces != other.pieces]
             rows.append(Row(f"{name}, translations that differ", len(different), f"of {len(sources):,}"))
             rows.append(_score_row(name, exact, sources, texts))
             if beam_size == 1:
-                gap = max((_gap(exact, sources[n], texts[0][n], texts[1][n]) for n in different), default=0.0)
+                pairs = ((sources[n], found[0][n].pieces, found[1][n].pieces) for n in different)
+                gaps = [_gap(exact, *pair) for pair in pairs]
+                gap = max(gaps, default=0.0)
                 row = Row(f"{name}, greatest gap at the first difference", gap, "nats", bar="< 0.05", holds=gap < 0.05)
                 rows.append(row)
+                over = sum(gap >= 0.05 for gap in gaps)
+                rows.append(Row(f"{name}, of them by 0.05 nats or more", over, f"of {len(sources):,}"))
     return rows
+
+
+def _best(translations: Sequence[Translation]) -> list[Alternative]:
+    return [each.alternatives[0] for each in translations]
 
 
 def _score_row(name: str, exact: Translator, sources: list[str], texts: list[list[str]]) -> Row:
@@ -44,10 +56,16 @@ def _score_row(name: str, exact: Translator, sources: list[str], texts: list[lis
     return Row(f"{name}, mean score", means[0], "nats a piece", "fp32", means[1], None, "not lower by 0.01", holds)
 
 
-def _gap(exact: Translator, source: str, found: str, expected: str) -> float:
-    """By how much the exact model prefers its own piece where two translations part."""
-    scores = exact.score([source, source], [found, expected])
-    pieces = [[*score.pieces, None] for score in scores]
-    first = next(n for n, (one, other) in enumerate(zip(*pieces, strict=False)) if one != other)
-    values = [score.piece_log_probabilities[first] for score in scores]
-    return values[1] - values[0]
+def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequence[str]) -> float:
+    """By how much the exact model prefers its own piece where two translations part.
+
+    The pieces are those of the search: written and cut anew, a text may be of others.
+    """
+    vocabulary, config = exact.tokenizer.target, exact.model.config
+    rows = [[*(vocabulary.id(piece) for piece in pieces), config.eos_id] for pieces in (found, expected)]
+    first = next(n for n, (one, other) in enumerate(zip(*rows, strict=False)) if one != other)
+    source_ids = exact.tokenizer.source.closed(exact.tokenizer.source.encode(source))
+    target_ids = [config.start_id, *rows[0][:first]]
+    with torch.inference_mode():
+        logits = exact.model(torch.tensor([source_ids]), torch.tensor([target_ids]))[0, -1]
+    return float(logits[rows[1][first]] - logits[rows[0][first]])

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.model.config import ModelConfig
-from transduce.model.fast import LogitState, product_maker, start_fast
+from transduce.model.fast import product_maker, start_fast
 from transduce.model.flat import FlatState
 from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_tile
@@ -178,7 +178,7 @@ def test_a_row_does_not_depend_on_batch_or_threads() -> None:
 def test_logits_are_the_projected_last_layer() -> None:
     model = build({"output_bias": True})
     one, other = start_fast(model, SOURCES), start_fast(model, SOURCES)
-    assert isinstance(one, LogitState)
+    assert isinstance(one, NativeState)
     for piece in (0, 9):
         pieces = torch.full((5, 1), piece)
         assert torch.equal(one.logits(pieces), model.project(other.step(pieces)))

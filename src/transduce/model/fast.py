@@ -5,7 +5,7 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 
 import importlib.metadata
 import sys
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _LEAST_LLVMLITE = (0, 50)
 
 __all__ = [
-    "LogitState",
     "has_kernels",
     "kernels_of_training",
     "native_state",
@@ -31,14 +30,6 @@ __all__ = [
     "supports",
     "why_no_kernels",
 ]
-
-
-@runtime_checkable
-class LogitState(DecodingState, Protocol):
-    """A state that projects to the vocabulary as well."""
-
-    def logits(self, pieces: Tensor) -> Tensor:
-        """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
 
 
 def has_kernels() -> bool:

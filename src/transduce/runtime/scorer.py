@@ -3,12 +3,14 @@
 Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.fast import LogitState, start_fast, supports
+from transduce.model.fast import start_fast, supports
 from transduce.model.state import DecodingState
 from transduce.runtime.kernels import install_kernels
 
@@ -28,20 +30,21 @@ class TransformerScorer:
         self.model = model
         self.state: DecodingState
         self.state = start_fast(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
-        self.fast_state = self.state if isinstance(self.state, LogitState) else None
+        # Some states project to the vocabulary as well.
+        self._logits: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
         config = model.config
         never_written = [] if all_pieces else sorted({config.pad_id, config.start_id} - {config.eos_id})
         self.never_written = never_written
         self.trace = AttentionTrace() if attentive else None
         # Padding and the end symbol: what there is nothing to translate of, (B, S).
-        self.wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id)
+        self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
 
     def step(self, pieces: Tensor) -> Tensor:
         """Logits of the next piece (B, W, V) after each hypothesis' newest piece (B, W)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
-        if self.fast_state is not None:
-            logits = self.fast_state.logits(pieces)
+        if self._logits is not None:
+            logits = self._logits(pieces)
         else:
             logits = self.model.project(self.state.step(pieces, trace=self.trace))
         for piece in self.never_written:
@@ -50,10 +53,10 @@ class TransformerScorer:
 
     def attention(self) -> Tensor:
         """The newest step's attention to the source, the mean over all heads of all layers, (B, W, S)."""
-        if self.trace is None:
+        if self.trace is None or self._wordless is None:
             raise ValueError("attention was not asked for: make the scorer with attentive=True")
         heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
-        return heads.mean(dim=0).masked_fill(self.wordless[:, None], 1.0)
+        return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis w now continues what was hypothesis parents[b, w]."""
@@ -61,5 +64,6 @@ class TransformerScorer:
 
     def keep_sentences(self, rows: Tensor) -> None:
         """The other sentences leave the batch."""
-        self.wordless = self.wordless.index_select(0, rows)
+        if self._wordless is not None:
+            self._wordless = self._wordless.index_select(0, rows)
         self.state.keep_sentences(rows)

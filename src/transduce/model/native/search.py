@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
 from transduce.model.native.model_programs import Places
 from transduce.model.native.products import MOST_LANES
@@ -38,6 +39,8 @@ class NativeBounds(NamedTuple):
     """How many hypotheses must be certain before a sentence is done."""
     penalties: Tensor
     """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
+    greatest_penalties: Sequence[float]
+    """Those of `longest`."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -64,42 +67,83 @@ class NativeSearch:
         self.state = state
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # for so many there is room
-        sentences, beam_size = len(bounds.longest), bounds.beam_size
-        self.rows = sentences * beam_size  # at most
+        self.sentences = len(bounds.longest)  # N
+        self.rows = self.sentences * bounds.beam_size  # at most
+        self.slots = bounds.beam_size + 1  # of each sentence, for hypotheses that were found
         self.room = max(bounds.longest, default=0)  # T
-        self._arrays: list[Tensor] = []
-        self.sources = self._keep(state.sources.clone())
-        self.row_sources = self._keep(torch.zeros(2, self.rows, dtype=torch.int64))
-        self.row_sources[:, :sentences] = state.sources
-        self.newest = self._keep(torch.full((self.rows,), bounds.start_id, dtype=torch.int64))
-        self.scores = self._keep(torch.zeros(self.rows))
-        self.places = self._keep(torch.arange(sentences))
-        self.longest = self._keep(torch.tensor(bounds.longest, dtype=torch.int64))
-        self.greatest_penalties = self._keep(bounds.penalties[self.longest].float())
-        self.pieces = [self._keep(torch.empty(self.rows, self.room, dtype=torch.int32)) for _ in range(2)]
-        self.values = [self._keep(torch.empty(self.rows, self.room)) for _ in range(2)]
-        self.lists = [self._keep(torch.zeros(self.rows, self.room + 1, dtype=torch.int32)) for _ in range(2)]
-        self.count = self._keep(torch.zeros(sentences, dtype=torch.int64))
-        slots = beam_size + 1
-        self.order = self._keep(torch.arange(slots).repeat(sentences, 1))
-        self.found_numbers = self._keep(torch.zeros(2, sentences, slots, dtype=torch.int64))  # lengths, and who ended
-        self.found_pieces = self._keep(torch.empty(sentences, slots, self.room, dtype=torch.int32))
-        self.found_values = self._keep(torch.empty(sentences, slots, self.room))
+        self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
+        self._rough = Arena(self._rough_arrays())
+        self._addresses = self._zeroed.addresses | self._rough.addresses
         self.added = state.programs.added_until(0)
         self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
-        self.x = self._keep(torch.empty(self.rows, state.programs.d_model))
-        self.logits = self._keep(torch.empty(self.rows, state.output.padded_outputs))
+        self._begin()
         self._step = _Numbers(Places, **self._step_places())
         self._select = _Numbers(SelectPlaces, **self._select_places())
         self._numbers = _Numbers(SearchPlaces, **self._search_places())
+
+    def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
+        lists = (torch.int32, (self.rows, self.room + 1))
+        return {
+            "sources": (torch.int64, (2, *by_sentence)),
+            "row_sources": (torch.int64, (2, *by_row)),
+            "newest": (torch.int64, by_row),
+            "scores": (torch.float32, by_row),
+            "places": (torch.int64, by_sentence),
+            "longest": (torch.int64, by_sentence),
+            "greatest_penalties": (torch.float32, by_sentence),
+            "never": (torch.int64, (len(self.bounds.never_written),)),
+            "lists": lists,
+            "next_lists": lists,
+            "found": (torch.int64, by_sentence),
+            "order": (torch.int64, by_slot),
+            "found_scores": (torch.float64, by_slot),
+            "found_lengths": (torch.int64, by_slot),
+            "found_ended": (torch.int64, by_slot),
+        }
+
+    def _rough_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        output, beam_size = self.state.output, self.bounds.beam_size
+        history, found = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "pieces": (torch.int32, history),
+            "values": (torch.float32, history),
+            "next_pieces": (torch.int32, history),
+            "next_values": (torch.float32, history),
+            "found_pieces": (torch.int32, found),
+            "found_values": (torch.float32, found),
+            "x": (torch.float32, (self.rows, self.state.programs.d_model)),
+            "logits": (torch.float32, (self.rows, output.padded_outputs)),
+            "select_room": (torch.float32, (self.threads, room_to_select(output.outputs, beam_size, beam_size))),
+        }
+        for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
+            for name in ("parents", "pieces"):
+                arrays[f"{kind}_{name}"] = (torch.int64, (self.sentences, count))
+            for name in ("scores", "totals"):
+                arrays[f"{kind}_{name}"] = (torch.float32, (self.sentences, count))
+        return arrays
+
+    def _begin(self) -> None:
+        """What the arrays hold before the first step."""
+        numbers, count = self._zeroed.numbers, self.sentences
+        starts, lengths = self.state.sources.tolist()
+        numbers("sources")[:] = starts + lengths
+        numbers("row_sources")[:count] = starts
+        numbers("row_sources")[self.rows : self.rows + count] = lengths
+        numbers("newest")[:] = [self.bounds.start_id] * self.rows
+        numbers("places")[:] = range(count)
+        numbers("longest")[:] = self.bounds.longest
+        numbers("greatest_penalties")[:] = self.bounds.greatest_penalties
+        numbers("never")[:] = self.bounds.never_written
+        numbers("order")[:] = [*range(self.slots)] * count
 
     # --- going on --------------------------------------------------------------------------------------------------
 
     @property
     def active(self) -> Tensor:
         """The places in the batch of the sentences that are still decoded, (B,)."""
-        return self.places[: self._numbers["sentences"]].clone()
+        return self._zeroed.tensor("places")[: self._numbers["sentences"]].clone()
 
     @property
     def length(self) -> int:
@@ -118,9 +162,10 @@ class NativeSearch:
         """The sentences at these rows leave; their live hypotheses, as they are."""
         batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
         pieces, values = self._histories()
+        scores = self._zeroed.numbers("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
-            own = [each for each in range(row * width, (row + 1) * width) if float(self.scores[each]) > float("-inf")]
+            own = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
             histories = [(pieces[each, :length].clone(), values[each, :length].clone()) for each in own]
             live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
@@ -130,15 +175,16 @@ class NativeSearch:
         """What live hypotheses hold, int64 (B, W, t), and their log-probabilities, (B, W)."""
         batch, width = self._numbers["sentences"], self._numbers["width"]
         pieces = self._histories()[0][: batch * width, : self.length]
-        return pieces.long().view(batch, width, -1), self.scores[: batch * width].view(batch, width)
+        return pieces.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """At most so many hypotheses of the sentence at this place, best first."""
+        numbers, first = self._zeroed.numbers, place * self.slots
+        pieces, values = self._rough.tensor("found_pieces")[place], self._rough.tensor("found_values")[place]
         found = []
-        for slot in self.order[place, : min(count, int(self.count[place]))].tolist():
-            length, ended = self.found_numbers[:, place, slot].tolist()
-            pieces, values = self.found_pieces[place, slot, :length], self.found_values[place, slot, :length]
-            found.append(FoundHypothesis(pieces, values, ended=bool(ended)))
+        for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
+            length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
+            found.append(FoundHypothesis(pieces[slot, :length], values[slot, :length], ended=bool(ended)))
         return found
 
     # --- room ------------------------------------------------------------------------------------------------------
@@ -149,7 +195,7 @@ class NativeSearch:
         pool = self.state.pool
         pool.used = self._step["used"]
         if not pool.has_room(rows):
-            lists = self.lists[self._side()][:rows, :position]
+            lists = self._lists()[:rows, :position]
             lists.copy_(pool.compact(lists, rows))
             self._step["used"] = pool.used
             self._step["past"] = pool.entries.data_ptr()
@@ -159,115 +205,75 @@ class NativeSearch:
             self._numbers["added"], self._numbers["positions"] = self.added.data_ptr(), len(self.added)
             self._step["added"] = self.added[position].data_ptr()
 
-    def _side(self) -> int:
-        """Which of two buffers holds what is."""
-        return int(self._numbers["lists"] != self.lists[0].data_ptr())
+    def _is_swapped(self) -> bool:
+        """Which of two buffers holds what is: they change places at each step."""
+        return self._numbers["lists"] != self._addresses["lists"]
+
+    def _lists(self) -> Tensor:
+        return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
-        side = self._side()
-        return self.pieces[side], self.values[side]
+        next_ = "next_" if self._is_swapped() else ""
+        return self._rough.tensor(f"{next_}pieces"), self._rough.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
         """The others leave; between two steps."""
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
-        side, count = self._side(), batch * width
-        for of_sentences in (self.places, self.longest, self.greatest_penalties):
-            of_sentences[:batch] = of_sentences[sentences]
-        self.sources[:, :batch] = self.sources[:, sentences]
-        self.row_sources[:, :count] = self.row_sources[:, rows]
-        for of_rows in (self.newest, self.scores, self.pieces[side], self.values[side], self.lists[side]):
+        count, tensor = batch * width, self._zeroed.tensor
+        for name in ("places", "longest", "greatest_penalties"):
+            tensor(name)[:batch] = tensor(name)[sentences]
+        tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
+        tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
+        for of_rows in (tensor("newest"), tensor("scores"), *self._histories(), self._lists()):
             of_rows[:count] = of_rows[rows]
         self._numbers["sentences"], self._step["rows"], self._select["rows"] = batch, count, count
-
-    def _keep(self, array: Tensor) -> Tensor:
-        """The machine code knows where it stands."""
-        self._arrays.append(array)
-        return array
 
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def _step_places(self) -> dict[str, int]:
-        state = self.state
+        state, addresses = self.state, self._addresses
         return {
-            "rows": len(self.bounds.longest),
-            "x": self.x.data_ptr(),
+            "rows": self.sentences,
+            "x": addresses["x"],
             **self.scratch.addresses,
             "room": self.positions,
-            "firsts": self.row_sources[0].data_ptr(),
-            "counts": self.row_sources[1].data_ptr(),
+            "firsts": addresses["row_sources"],
+            "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
             "memory": state.memory.data_ptr(),
             "sources": state.memory.shape[1],
             "past": state.pool.entries.data_ptr(),
             "entries": state.pool.entries.shape[1],
             "used": 0,
-            "lists": self.lists[0].data_ptr(),
+            "lists": addresses["lists"],
             "list_stride": self.room + 1,
             "length": 1,
-            "ids": self.newest.data_ptr(),
+            "ids": addresses["newest"],
             "added": self.added.data_ptr(),
-            "logits": self.logits.data_ptr(),
+            "logits": addresses["logits"],
         }
 
     def _select_places(self) -> dict[str, int]:
-        sentences, beam_size = len(self.bounds.longest), self.bounds.beam_size
-        outputs = self.state.output.outputs
-        places = {}
-        for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
-            ids = self._keep(torch.empty(2, sentences, count, dtype=torch.int64))
-            numbers = self._keep(torch.empty(2, sentences, count))
-            for name, array in zip(("parents", "pieces", "scores", "totals"), (*ids, *numbers), strict=True):
-                places[f"{kind}_{name}"] = array.data_ptr()
-        room = self._keep(torch.empty(self.threads, room_to_select(outputs, beam_size, beam_size)))
-        return {
-            "logits": self.logits.data_ptr(),
-            "rows": sentences,
-            "vocabulary_size": outputs,
-            "stride": self.state.output.padded_outputs,
+        beam_size, output = self.bounds.beam_size, self.state.output
+        return {name: self._addresses[name] for name in SelectPlaces._fields if name in self._addresses} | {
+            "rows": self.sentences,
+            "vocabulary_size": output.outputs,
+            "stride": output.padded_outputs,
             "beams": 1,
             "normalizer": 0,
-            "scores": self.scores.data_ptr(),
             "eos_id": self.bounds.eos_id,
             "beam_size": beam_size,
-            **places,
-            "room": room.data_ptr(),
-            "own_room": room.shape[1],
+            "room": self._addresses["select_room"],
+            "own_room": room_to_select(output.outputs, beam_size, beam_size),
         }
 
     def _search_places(self) -> dict[str, int]:
-        bounds, sentences = self.bounds, len(self.bounds.longest)
-        never = self._keep(torch.tensor(bounds.never_written, dtype=torch.int64))
-        penalties = self._keep(bounds.penalties)
-        found_scores = self._keep(torch.zeros(sentences, bounds.beam_size + 1, dtype=torch.float64))
-        arrays = {
-            "pieces": self.pieces[0],
-            "values": self.values[0],
-            "lists": self.lists[0],
-            "next_pieces": self.pieces[1],
-            "next_values": self.values[1],
-            "next_lists": self.lists[1],
-            "added": self.added,
-            "never": never,
-            "newest": self.newest,
-            "row_sources": self.row_sources,
-            "sources": self.sources,
-            "places": self.places,
-            "longest": self.longest,
-            "greatest_penalties": self.greatest_penalties,
-            "penalties": penalties,
-            "found": self.count,
-            "order": self.order,
-            "found_scores": found_scores,
-            "found_lengths": self.found_numbers[0],
-            "found_ended": self.found_numbers[1],
-            "found_pieces": self.found_pieces,
-            "found_values": self.found_values,
-        }
-        return {name: array.data_ptr() for name, array in arrays.items()} | {
+        bounds = self.bounds
+        return {name: self._addresses[name] for name in SearchPlaces._fields if name in self._addresses} | {
             "steps": 0,
             "stop": 0,
-            "sentences": sentences,
+            "sentences": self.sentences,
             "width": 1,
             "length": 0,
             "step": self.state.programs.step.address,
@@ -276,19 +282,26 @@ class NativeSearch:
             "beam_size": bounds.beam_size,
             "certain": bounds.n_best if bounds.beam_size > 1 else 0,
             "room": self.room,
+            "added": self.added.data_ptr(),
             "positions": len(self.added),
             "d_model": self.state.programs.d_model,
             "nevers": len(bounds.never_written),
+            "penalties": bounds.penalties.data_ptr(),
             "most_rows": self.rows,
-            "all_sentences": sentences,
+            "all_sentences": self.sentences,
         }
+
+
+_PLACES = {
+    kind: {name: place for place, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
+}
 
 
 class _Numbers:
     """Numbers in memory that a program reads and changes, by name."""
 
     def __init__(self, kind: type[Places | SelectPlaces | SearchPlaces], **values: int) -> None:
-        self._places = {name: place for place, name in enumerate(kind._fields)}
+        self._places = _PLACES[kind]
         self.array = (ctypes.c_int64 * len(self._places))(*kind(**values))
 
     def __getitem__(self, name: str) -> int:

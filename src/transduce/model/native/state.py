@@ -7,10 +7,13 @@ Legend: B sentences, W hypotheses of each, N rows (B × W, or source pieces), S 
 width, H heads, K width of a head's keys and of its values.
 """
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
+from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
 from transduce.model.native.model_programs import ROWS_AT_ONCE, ModelPrograms, Places, output_of
 from transduce.model.native.products import MOST_LANES
@@ -27,21 +30,23 @@ class NativeState:
         """Encodes source_ids (B, S)."""
         self.model = model
         self.programs = programs
-        present = source_ids != model.config.pad_id  # (B, S)
-        counts = present.sum(dim=1)
-        self.longest_source = int(counts.max())
-        self.sources = torch.stack([counts.cumsum(0) - counts, counts])  # (2, B): where each one begins, how many
-        self.row_sources = self.sources.repeat_interleave(counts, dim=1)  # (2, N)
+        pad_id = model.config.pad_id
+        ids: list[list[int]] = source_ids.tolist()
+        counts = [len(row) - row.count(pad_id) for row in ids]
+        starts = [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
+        self.longest_source, pieces = max(counts), sum(counts)
+        self.sources = _pairs(starts, counts)  # (2, B): where each one begins, how many
+        self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         self.width = 1
         self.position = 0
         entry = (model.config.num_decoder_layers, 2 * self.programs.heads.inner)
-        pieces = self.row_sources.shape[1]
         self.memory = model.source_weight.new_empty(entry[0], pieces, entry[1])
         self.pool = Pool(model.source_weight.new_empty(entry[0], _room_for(len(source_ids)), entry[1]))
         self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
         embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
+        x = embedded.flatten(0, 1) if pieces == source_ids.numel() else embedded[source_ids != pad_id]
         self.scratch: Scratch | None = None
-        self._run(self.programs.encode, embedded[present])
+        self._run(self.programs.encode, x)
         self.row_sources = self.sources  # (2, B × W)
         self.scratch = None  # a step needs less
         self.output = output_of(model)
@@ -130,6 +135,15 @@ class NativeState:
         program.run(*places)
 
 
+def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
+    """(2, N)."""
+    return torch.tensor(firsts + counts).view(2, -1)
+
+
+def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
+    return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
+
+
 def _room_for(rows: int) -> int:
     """Entries for some steps of so many rows."""
     return max(_LEAST_ROOM, _ROOM * rows)
@@ -177,11 +191,8 @@ class Scratch:
             "rounded_inner": chunk * d_ff // 4,
             "scores": scores,
         }
-        self.room = torch.empty(sum(sizes.values()) + 16 * len(sizes))
-        self.addresses, place = {}, self.room.data_ptr()
-        for name, size in sizes.items():
-            self.addresses[name] = place
-            place += -(-size // 16) * 64  # whole cache lines
+        self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})
+        self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
         """Whether there is room for so much."""
