@@ -210,18 +210,19 @@ def _medians(rows: list[dict[str, Any]]) -> Measured:
     )
 
 
-def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, judged: bool) -> list[Row]:
-    """Ours against each peer; bars against JoeyNMT and against Marian at its best."""
+def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, on_gpu: bool, judged: bool) -> list[Row]:
+    """Ours against each peer; bars against JoeyNMT, where there is AMX, and against Marian at its best."""
     ours = measured["transduce"].target_rate
     rows = []
     honest = {name: m for name, m in measured.items() if name.startswith("Marian") and "pure" not in name}
     best = max(honest, key=lambda name: honest[name].target_rate)
-    marian_bar = 2.0 if isa == "all" else 1.15
+    has_amx = isa == "all" and detect_machine("cpu").amx
+    marian_bar = 2.0 if on_gpu or has_amx else 1.15
     where = size.name if isa == "all" else f"{size.name}, {isa}"
     for name, peer in measured.items():
         if name == "transduce":
             continue
-        bar = marian_bar if name == best else size.joeynmt_bar if name == "JoeyNMT" and isa == "all" else None
+        bar = marian_bar if name == best else size.joeynmt_bar if name == "JoeyNMT" and has_amx else None
         ratio = ours / peer.target_rate
         rows.append(
             Row(
@@ -270,13 +271,13 @@ def hours_rows(size: Size, ours: Measured) -> list[Row]:
     return [Row(f"training, {size.name}, the paper's {size.paper_steps:,} steps", hours, "hours")]
 
 
-def memory_rows(folder: Path, machine_here: Machine, *, quick: bool) -> list[Row]:
+def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool) -> list[Row]:
     """Peak memory with a vocabulary of 32,000."""
     vocabulary_size = 8_000 if quick else 32_000
     size = SIZES["512"]
     batches = write_batches(folder, 8, vocabulary_size, size.batch_tokens)
     work = make_work(size, batches, vocabulary_size, machine_here)
-    found = [c for c in contenders(joeynmt=False) if "pure" not in c.name]
+    found = [c for c in contenders(joeynmt=False, bf16=bf16) if "pure" not in c.name]
     peaks: dict[str, int] = {}
     for contender in found:
         worker = Worker(contender, work, {})
@@ -322,13 +323,13 @@ def main() -> int:
             measured = measure(
                 contenders(joeynmt=joeynmt, bf16="bf16" not in said.skip), work, rounds, seconds, ISA[isa]
             )
-            rows += speed_rows(size, isa, measured, judged=not said.quick)
+            rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)
                 rows.append(ceiling_row(size, work, measured["transduce"], best, judged=not said.quick))
             rows += hours_rows(size, measured["transduce"])
         if said.device == "cpu" and "memory" not in said.skip:
-            rows += memory_rows(folder, here, quick=said.quick)
+            rows += memory_rows(folder, here, bf16="bf16" not in said.skip, quick=said.quick)
     return report(rows, said.json)
 
 
