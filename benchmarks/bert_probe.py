@@ -1,0 +1,144 @@
+"""How much of what `bert_clinc.py` pretrained can serve the intents at all? Linear classifiers on what the model gives.
+
+    python benchmarks/bert_probe.py            # after bert_clinc.py, with the same --out and --minutes
+    python benchmarks/bert_probe.py --quick    # after bert_clinc.py --quick
+
+Logistic regression on ten examples of each intent (seed 1), accuracy on the 3,000 validation utterances, the best of
+five penalties: on which pieces an utterance has (tf-idf), on the mean of their embeddings or of the encoder's states,
+pretrained and random, and on pieces and pretrained embeddings together. If these together are no better than pieces
+alone, no fine-tuning can make much of the pretraining. And how often the novels have the utterances' words.
+"""
+
+import gzip
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from bert_clinc import PRETRAINED, SCRATCH, few_of_each
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.runtime.filler import Filler, load_filler
+
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
+STEPS, RATE, BATCH = 150, 0.03, 64
+# Lengths of the rows: pieces and embeddings alone are then fitted about as fast; together, pieces count for more.
+PIECES_LENGTH, STATES_LENGTH, ADDED_LENGTH = 5.0, 14.0, 1.5
+RARE = 50  # times in all novels
+
+Features = tuple[Tensor, Tensor]
+Labels = tuple[Tensor, Tensor]
+
+
+def accuracy(features: Features, labels: Labels) -> float:
+    """Percent of the validation utterances that a linear classifier tells, of the penalties the best."""
+    torch.manual_seed(1)
+    found = []
+    for penalty in PENALTIES:
+        classifier = nn.Linear(features[0].shape[1], 150)
+        adam = torch.optim.Adam(classifier.parameters(), lr=RATE)
+        for _ in range(STEPS):
+            loss = F.cross_entropy(classifier(features[0]), labels[0])
+            adam.zero_grad()
+            (loss + penalty / 2 * classifier.weight.square().sum()).backward()
+            adam.step()
+        right = classifier(features[1]).argmax(dim=1) == labels[1]
+        found.append(100.0 * float(right.float().mean()))
+    return max(found)
+
+
+def scaled(features: Features, length: float) -> Features:
+    """Every row of this length."""
+    train, dev = (F.normalize(each, dim=1) * length for each in features)
+    return train, dev
+
+
+def counts(texts: list[str], filler: Filler) -> Tensor:
+    """How often each text has each piece, (N, V)."""
+    found = torch.zeros(len(texts), filler.tokenizer.target.size)
+    for row, ids in zip(found, filler.tokenizer.target.encode_batch(texts), strict=True):
+        row.index_add_(0, torch.tensor(ids), torch.ones(len(ids)))
+    return found
+
+
+@torch.inference_mode()
+def mean_states(texts: list[str], filler: Filler) -> Tensor:
+    """The mean of the last layer's states at the texts' own pieces, (N, D)."""
+    vocabulary, pad_id = filler.tokenizer.target, filler.model.config.pad_id
+    first, last = vocabulary.id("[CLS]"), vocabulary.id("[SEP]")
+    found = []
+    for start in range(0, len(texts), BATCH):
+        rows = [[first, *ids, last] for ids in vocabulary.encode_batch(texts[start : start + BATCH])]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
+        own = ((ids != pad_id) & (ids != first) & (ids != last)).float()[..., None]
+        states, _ = filler.model.encode(ids)
+        found.append((states * own).sum(dim=1) / own.sum(dim=1))
+    return torch.cat(found)
+
+
+def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> list[Row]:
+    """What each kind of features comes to."""
+    fillers = {name: load_filler(folder / name, precision="fp32", device="cpu") for name in (PRETRAINED, SCRATCH)}
+
+    def both(make: Callable[[list[str]], Tensor]) -> Features:
+        return make(train), make(dev)
+
+    pieces = both(lambda texts: counts(texts, fillers[PRETRAINED]))
+    weights = torch.log((1 + len(train)) / (1 + (pieces[0] > 0).sum(dim=0))) + 1.0
+    tf_idf = pieces[0] * weights, pieces[1] * weights
+    found = {"pieces": scaled(tf_idf, PIECES_LENGTH)}
+    for name, filler in fillers.items():
+        table = F.normalize(
+            filler.model.source_weight.detach() - filler.model.source_weight.detach().mean(dim=0), dim=1
+        )
+        found[f"{name} embeddings"] = scaled((tf_idf[0] @ table, tf_idf[1] @ table), STATES_LENGTH)
+        states = both(lambda texts, filler=filler: mean_states(texts, filler))  # type: ignore[misc]
+        centre, spread = states[0].mean(dim=0), states[0].std(dim=0) + 1e-6
+        found[f"{name} states"] = (states[0] - centre) / spread, (states[1] - centre) / spread
+    added = scaled(found[f"{PRETRAINED} embeddings"], ADDED_LENGTH)
+    together = (torch.cat(pair, dim=1) for pair in zip(found["pieces"], added, strict=True))
+    found[f"pieces and {PRETRAINED} embeddings"] = (next(together), next(together))
+    return [
+        Row(f"linear classifier on {name}", accuracy(features, labels), "% of 3,000 validation utterances")
+        for name, features in found.items()
+    ]
+
+
+def rarity(folder: Path, texts: list[str]) -> Row:
+    """How much of the utterances consists of words that the novels hardly have."""
+    known: Counter[str] = Counter()
+    for novel in sorted((folder / "novels").iterdir()):
+        known.update(re.findall(r"[a-z']+", novel.read_text(encoding="utf-8")))
+    words = sorted({word for text in texts for word in re.findall(r"[a-z']+", text)})
+    rare = sum(known[word] < RARE for word in words)
+    return Row(
+        f"different words of the utterances that the novels have less than {RARE} times", 100.0 * rare / len(words), "%"
+    )
+
+
+def main() -> int:
+    """Reports."""
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=58.0, help="of the pretraining that is asked about")
+    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="of bert_clinc.py")
+    asked = options.parse_args()
+    folder = asked.out / ("quick" if asked.quick else f"{asked.minutes:g}min")
+    sys.stderr.write(f"{machine()}\n")
+    with gzip.open(data_folder() / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
+        parts = {name: [(text, intent) for text, intent in pairs] for name, pairs in json.load(file).items()}
+    few, dev = few_of_each(parts["train"], 1), parts["val"]
+    numbers = {intent: number for number, intent in enumerate(sorted({intent for _, intent in few}))}
+    labels = tuple(torch.tensor([numbers[intent] for _, intent in pairs]) for pairs in (few, dev))
+    texts = [[text for text, _ in pairs] for pairs in (few, dev)]
+    rows = rows_of(folder, texts[0], texts[1], (labels[0], labels[1]))
+    return report([*rows, rarity(folder, [text for text, _ in parts["train"]])], asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
