@@ -12,6 +12,7 @@ accuracies on the 4,500 test utterances of the intents. The bars are 5 points ov
 all examples.
 """
 
+import argparse
 import gzip
 import json
 import random
@@ -67,14 +68,14 @@ class Work(NamedTuple):
     full_steps: int
 
 
-def full_work(out: Path, novels: list[Path], minutes: float) -> Work:
+def full_work(folder: Path, novels: list[Path], minutes: float) -> Work:
     """The comparison that the bars are for."""
-    return Work(out / f"{minutes:g}min", novels, minutes, [1, 2, 3], [5e-4, 1e-3, 2e-3], 1_500, 7_000)
+    return Work(folder, novels, minutes, [1, 2, 3], [5e-4, 1e-3, 2e-3], 1_500, 7_000)
 
 
-def quick_work(out: Path, novels: list[Path]) -> Work:
+def quick_work(folder: Path, novels: list[Path]) -> Work:
     """The same on less work: it says nothing of the bars."""
-    return Work(out / "quick", novels[4:5], 1.0, [1], [2e-4], 300, 300)
+    return Work(folder, novels[4:5], 1.0, [1], [2e-4], 300, 300)
 
 
 def train(out: Path, *options: str, settings: Mapping[str, float | str] | None = None) -> None:
@@ -157,6 +158,21 @@ def test_accuracy(work: Work, model: Path) -> float:
     return score
 
 
+def read_intents() -> dict[str, Utterances]:
+    """CLINC150's parts: train, val and test."""
+    with gzip.open(data_folder() / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
+        return {name: [(text, intent) for text, intent in pairs] for name, pairs in json.load(file).items()}
+
+
+def read_options(about: str | None) -> tuple[argparse.Namespace, Path]:
+    """What was said, and the folder of the work that it is about."""
+    options = parser(about)
+    options.add_argument("--minutes", type=float, default=58.0, help="of pretraining")
+    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="what is kept")
+    asked = options.parse_args()
+    return asked, asked.out / ("quick" if asked.quick else f"{asked.minutes:g}min")
+
+
 def with_few(work: Work, begin: str, pairs: Utterances) -> float:
     """Test accuracy with ten examples of each intent: the mean over the seeds, at the rate that is best on dev."""
 
@@ -169,15 +185,11 @@ def with_few(work: Work, begin: str, pairs: Utterances) -> float:
 
 def main() -> int:
     """Runs what is not finished and reports."""
-    options = parser(__doc__)
-    options.add_argument("--minutes", type=float, default=58.0, help="of pretraining")
-    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="what is kept")
-    asked = options.parse_args()
+    asked, folder = read_options(__doc__)
     novels = sorted((data_folder() / "gutenberg").glob("*.gz"))
-    work = quick_work(asked.out, novels) if asked.quick else full_work(asked.out, novels, asked.minutes)
+    work = quick_work(folder, novels) if asked.quick else full_work(folder, novels, asked.minutes)
     sys.stderr.write(f"{machine()}\n")
-    with gzip.open(data_folder() / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
-        parts = {name: [(text, intent) for text, intent in pairs] for name, pairs in json.load(file).items()}
+    parts = read_intents()
     for name in ("val", "test"):
         write_pairs(parts[name], work.folder / "data" / name)
     pretrain(work)

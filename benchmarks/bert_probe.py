@@ -6,20 +6,19 @@
 Logistic regression on ten examples of each intent (seed 1), accuracy on the 3,000 validation utterances, the best of
 five penalties: on which pieces an utterance has (tf-idf), on the mean of their embeddings or of the encoder's states,
 pretrained and random, and on pieces and pretrained embeddings together. If these together are no better than pieces
-alone, no fine-tuning can make much of the pretraining. And how often the novels have the utterances' words.
+alone, fine-tuning finds little in the pretraining to build on. And how often the novels have the utterances' words.
 """
 
-import gzip
-import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from bert_clinc import PRETRAINED, SCRATCH, few_of_each
-from report import REPOSITORY, Row, data_folder, machine, parser, report
+from bert_clinc import PRETRAINED, SCRATCH, few_of_each, read_intents, read_options
+from report import Row, machine, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -89,21 +88,20 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
     def both(make: Callable[[list[str]], Tensor]) -> Features:
         return make(train), make(dev)
 
-    pieces = both(lambda texts: counts(texts, fillers[PRETRAINED]))
+    pieces = both(partial(counts, filler=fillers[PRETRAINED]))
     weights = torch.log((1 + len(train)) / (1 + (pieces[0] > 0).sum(dim=0))) + 1.0
     tf_idf = pieces[0] * weights, pieces[1] * weights
     found = {"pieces": scaled(tf_idf, PIECES_LENGTH)}
     for name, filler in fillers.items():
-        table = F.normalize(
-            filler.model.source_weight.detach() - filler.model.source_weight.detach().mean(dim=0), dim=1
-        )
+        weight = filler.model.source_weight.detach()
+        table = F.normalize(weight - weight.mean(dim=0), dim=1)
         found[f"{name} embeddings"] = scaled((tf_idf[0] @ table, tf_idf[1] @ table), STATES_LENGTH)
-        states = both(lambda texts, filler=filler: mean_states(texts, filler))  # type: ignore[misc]
+        states = both(partial(mean_states, filler=filler))
         centre, spread = states[0].mean(dim=0), states[0].std(dim=0) + 1e-6
         found[f"{name} states"] = (states[0] - centre) / spread, (states[1] - centre) / spread
     added = scaled(found[f"{PRETRAINED} embeddings"], ADDED_LENGTH)
-    together = (torch.cat(pair, dim=1) for pair in zip(found["pieces"], added, strict=True))
-    found[f"pieces and {PRETRAINED} embeddings"] = (next(together), next(together))
+    train_rows, dev_rows = (torch.cat(pair, dim=1) for pair in zip(found["pieces"], added, strict=True))
+    found[f"pieces and {PRETRAINED} embeddings"] = train_rows, dev_rows
     return [
         Row(f"linear classifier on {name}", accuracy(features, labels), "% of 3,000 validation utterances")
         for name, features in found.items()
@@ -117,21 +115,15 @@ def rarity(folder: Path, texts: list[str]) -> Row:
         known.update(re.findall(r"[a-z']+", novel.read_text(encoding="utf-8")))
     words = sorted({word for text in texts for word in re.findall(r"[a-z']+", text)})
     rare = sum(known[word] < RARE for word in words)
-    return Row(
-        f"different words of the utterances that the novels have less than {RARE} times", 100.0 * rare / len(words), "%"
-    )
+    name = f"different words of the utterances that the novels have less than {RARE} times"
+    return Row(name, 100.0 * rare / len(words), "%")
 
 
 def main() -> int:
     """Reports."""
-    options = parser(__doc__)
-    options.add_argument("--minutes", type=float, default=58.0, help="of the pretraining that is asked about")
-    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="of bert_clinc.py")
-    asked = options.parse_args()
-    folder = asked.out / ("quick" if asked.quick else f"{asked.minutes:g}min")
+    asked, folder = read_options(__doc__)
     sys.stderr.write(f"{machine()}\n")
-    with gzip.open(data_folder() / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
-        parts = {name: [(text, intent) for text, intent in pairs] for name, pairs in json.load(file).items()}
+    parts = read_intents()
     few, dev = few_of_each(parts["train"], 1), parts["val"]
     numbers = {intent: number for number, intent in enumerate(sorted({intent for _, intent in few}))}
     labels = tuple(torch.tensor([numbers[intent] for _, intent in pairs]) for pairs in (few, dev))

@@ -107,7 +107,6 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
         beam_size=beam.beam_size,
         n_best=beam.n_best,
         penalties=penalties,
-        greatest_penalties=[length_penalty(length, beam.alpha) for length in longest],
     )
     return SearchProgram(NativeSearch(state, limits), bounds, beam)
 

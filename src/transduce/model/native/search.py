@@ -39,8 +39,6 @@ class NativeBounds(NamedTuple):
     """How many hypotheses must be certain before a sentence is done."""
     penalties: Tensor
     """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
-    greatest_penalties: Sequence[float]
-    """Those of `longest`."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -134,7 +132,7 @@ class NativeSearch:
         numbers("newest")[:] = [self.bounds.start_id] * self.rows
         numbers("places")[:] = range(count)
         numbers("longest")[:] = self.bounds.longest
-        numbers("greatest_penalties")[:] = self.bounds.greatest_penalties
+        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.longest].tolist()
         numbers("never")[:] = self.bounds.never_written
         numbers("order")[:] = [*range(self.slots)] * count
 
