@@ -1,6 +1,7 @@
 """Kernels in machine code are the same functions as what they stand for: products, whole steps, reductions."""
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from transduce.model.fast import product_maker, start_fast
 from transduce.model.flat import FlatState
 from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_tile
-from transduce.model.native.linear import NativeLinear
+from transduce.model.native.linear import NativeLinear, NativeVocabulary, make_product
 from transduce.model.native.products import NARROW, WIDE, Tile
 from transduce.model.native.reductions import NativeReductions
 from transduce.model.native.state import NativeState
-from transduce.model.quantized import Int8Transformer, quantize
+from transduce.model.quantized import Int8Linear, Int8Transformer, Use, quantize
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.search.selection import BestSelection, Choice, Step
@@ -26,9 +27,9 @@ from transduce.search.vocabulary import use_kernels
 BEST = find_tile()
 if BEST is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-TILES = [BEST, NARROW._replace(adds_four=False)]
+TILES = [BEST, NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
 if BEST.lanes == WIDE.lanes:
-    TILES.append(WIDE._replace(adds_four=False))
+    TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
 
 PAD, V = 0, 300
 SOURCES = torch.tensor(
@@ -97,11 +98,11 @@ def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
 @torch.inference_mode()
 def test_the_greatest_numbers_do_not_overflow() -> None:
     for tile in TILES:
-        product = NativeLinear(torch.full((tile.columns, 512), -1.0), None, tile)
+        width = tile.most_inputs
+        product = NativeLinear(torch.full((tile.columns, width), -1.0), None, tile)
         for sign in (1.0, -1.0):
-            torch.testing.assert_close(
-                product(torch.full((3, 512), sign)), torch.full((3, tile.columns), -512.0 * sign)
-            )
+            x = torch.full((3, width), sign)
+            torch.testing.assert_close(product(x), torch.full((3, tile.columns), -sign * width))
 
 
 @pytest.mark.usefixtures("threads")
@@ -118,9 +119,50 @@ def test_a_rows_product_does_not_depend_on_the_others() -> None:
     assert product(x[:0]).shape == (0, 70)
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@torch.inference_mode()
+def test_likely_pieces_have_exact_logits_and_others_rounded_ones(tile: Tile) -> None:
+    torch.manual_seed(1)
+    weight, bias = torch.randn(300, 64), torch.randn(300)
+    product, rounded = NativeVocabulary(weight, bias, tile), NativeLinear(weight, bias, tile)
+    for rows in (1, 7, 40):
+        x = torch.randn(rows, 64)
+        found, coarse, exact = product(x), rounded(x), x @ weight.T + bias
+        likely = coarse > coarse.amax(dim=-1, keepdim=True) - 2.0
+        assert likely.any(dim=-1).all()
+        assert not likely.all(dim=-1).any()
+        torch.testing.assert_close(found[likely], exact[likely])
+        assert torch.equal(found[~likely], coarse[~likely])
+        assert torch.equal(product(x[:1]), found[:1])
+
+
+@torch.inference_mode()
+def test_rows_that_are_no_numbers_read_no_weights() -> None:
+    assert BEST is not None
+    product = NativeVocabulary(torch.randn(300, 64), None, BEST)
+    assert bool(product(torch.full((2, 64), float("nan"))).isnan().all())
+
+
+@torch.inference_mode()
+def test_six_bits_are_left_to_the_vocabulary_and_eight_are_too_few_for_the_memory() -> None:
+    assert BEST is not None
+    weight = torch.randn(64, 64)
+    found = {use: make_product(weight, None, use) for use in get_args(Use)}
+    tiles = {use: product.tile.kind for use, product in found.items() if isinstance(product, NativeLinear)}
+    assert tiles == {
+        "layer": "words" if BEST.kind == "sextets" else BEST.kind,
+        "memory": "words",
+        "vocabulary": BEST.kind,
+    }
+    assert isinstance(found["vocabulary"], NativeVocabulary)
+    wide = torch.randn(16, 8208)  # whose sums would not fit in 32 bits
+    assert isinstance(make_product(wide, None, "memory"), Int8Linear)
+
+
 def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert find_tile.__wrapped__() == NARROW._replace(adds_four=False)
+    assert find_tile.__wrapped__() == NARROW._replace(kind="sextets")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     assert find_tile.__wrapped__() in (None, TILES[-1], TILES[0])
@@ -156,7 +198,7 @@ def test_steps_equal_the_flat_state(changes: dict[str, object]) -> None:
         state = start_fast(model, SOURCES)
         assert isinstance(state, NativeState)
         for ours, expected in zip(walk(state, width), walk(FlatState(model, SOURCES), width), strict=True):
-            # Where a sum differs in its last bit, a number may be rounded to the next of 127 steps.
+            # Where a sum differs in its last bit, a number may be rounded to the next step.
             assert float((ours - expected).norm() / expected.norm()) < 0.01
 
 

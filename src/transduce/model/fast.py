@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.model.flat import FlatState, supports
 from transduce.model.fused import TrainingKernels
@@ -55,16 +55,12 @@ def why_no_kernels(threads: int) -> str | None:
 
 
 def product_maker() -> MakeProduct:
-    """Products of 8-bit integers by our kernels, and by FBGEMM where they do not fit."""
+    """Products with 8-bit weights by our kernels, and by FBGEMM where they do not fit."""
     if not has_kernels():
         return Int8Linear
-    from transduce.model.native.linear import NativeLinear, find_fitting_tile
+    from transduce.model.native.linear import make_product
 
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        tile = find_fitting_tile(weight)
-        return Int8Linear(weight, bias) if tile is None else NativeLinear(weight, bias, tile)
-
-    return make
+    return make_product
 
 
 def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:

@@ -1,13 +1,13 @@
-"""Matrix products in 8-bit integers, for decoding on a CPU: a quarter of the memory, and several times the speed.
+"""Matrix products with 8-bit weights, for decoding on a CPU: a quarter of the memory, and several times the speed.
 
 Weights are symmetric with a scale for each output, activations symmetric with a scale for each row, found as the row
 comes. Sums of products of integers are exact in any order, and a row's scale depends on nothing but the row, so a row's
-result does not depend on the batch around it. Legend: N rows, D inputs, O outputs, S source length, H heads, L keys.
+result does not depend on the batch around it. `native/` has kernels of our own for this; those here are PyTorch's.
+Legend: N rows, D inputs, O outputs, S source length, H heads, L keys.
 """
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,23 @@ _LEVELS = 127  # of a weight, and of an activation, on either side of 0
 _LEVELS_WITHOUT_VNNI = 63
 
 
-# A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O).
-MakeProduct = Callable[[Tensor, Tensor | None], nn.Module]
+# What a product is for: errors of the memory's keys and values are in every step, and the vocabulary's decide.
+Use = Literal["layer", "memory", "vocabulary"]
+
+
+class MakeProduct(Protocol):
+    """A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O)."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module: ...
 
 
 class Int8Linear(nn.Module):
     """x Wᵀ + b: (…, D) to (…, O), float32 outside and integers inside. Weights cannot be trained or read back."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, activation_levels: int | None = None) -> None:
-        """Of a float32 matrix (O, D); activations become integers from -activation_levels to activation_levels.
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, _use: Use = "layer", /, *, activation_levels: int | None = None
+    ) -> None:
+        """Of a float32 matrix (O, D), whatever its use; activations become integers from -activation_levels up to it.
 
         More than `safe_levels` of them may overflow.
         """
@@ -83,9 +91,8 @@ class Int8MemoryAttention(MultiHeadAttention):
         projection = attention.projection
         rows = (self.widths[0], sum(self.widths[1:]))
         biases = (None, None) if projection.bias is None else projection.bias.split(rows)
-        self.query, self.key_value = (
-            make(weight, bias) for weight, bias in zip(projection.weight.split(rows), biases, strict=True)
-        )
+        query, key_value = zip(projection.weight.split(rows), biases, strict=True)
+        self.query, self.key_value = make(*query), make(*key_value, "memory")
         self.output = _quantized(attention.output, make)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +133,7 @@ def quantize(model: Transformer, *, make: MakeProduct = Int8Linear) -> Int8Trans
         made = Int8Transformer(model.config)
     made._modules, made._parameters = model._modules, model._parameters
     with torch.no_grad():
-        made.quantized_output = make(model.output_weight, model.output_bias)
+        made.quantized_output = make(model.output_weight, model.output_bias, "vocabulary")
         for layer in made.decoder_layers:
             assert isinstance(layer, DecoderLayer)
             layer.memory_attention = Int8MemoryAttention(layer.memory_attention, make)

@@ -225,7 +225,7 @@ class _Head:
             for n, product in enumerate(self._products(self.room.turned_keys, start, self.room.queries, len(limits))):
                 seen = k.build.select(self._inside(start, limits[n]), product, k.splat(_NEVER))
                 known = k.get(most[n], seen)
-                k.store(k.build.select(k.build.fcmp_ordered(">", seen, known), seen, known), most[n])
+                k.store(k.greater(seen, known), most[n])
                 k.store(seen, self._row(self.room.weights, n, start))
         return [k.greatest(k.get(each, k.splat(0.0))) for each in most]
 

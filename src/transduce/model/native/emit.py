@@ -81,6 +81,26 @@ class Emitter:
         self.build.branch(head)
         self.build.position_at_end(after)
 
+    def where_any(self, conditions: Value) -> Any:
+        """What is written in the body of `with` is done where a condition of a vector holds."""
+        bits = self._bits(conditions)
+        return self.where(self.build.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0)))
+
+    @contextmanager
+    def each_set(self, conditions: Value) -> Iterator[Value]:
+        """For each element of a vector of conditions that holds; gives its number, of 64 bits."""
+        left = self.variable(self._bits(conditions))
+        none = ir.Constant(ir.IntType(self.lanes), 0)
+        with self.where_any(conditions), self.until() as done:
+            bits = self.get(left, none)
+            self.store(self.build.and_(bits, self.build.sub(bits, ir.Constant(none.type, 1))), left)
+            yield self.lowest_bit(bits)
+            done(self.build.icmp_unsigned("==", self.get(left, none), none))
+
+    def _bits(self, conditions: Value) -> Value:
+        """A number with a bit for each."""
+        return self.build.bitcast(conditions, ir.IntType(self.lanes))
+
     @contextmanager
     def until(self) -> Iterator[Callable[[Value], None]]:
         """Repeats the body of `with` until the condition holds that it hands over as the last thing it does."""
@@ -99,6 +119,11 @@ class Emitter:
     def where(self, condition: Value) -> Any:
         """What is written in the body of `with` is done where the condition holds."""
         return self.build.if_then(condition)
+
+    def lowest_bit(self, bits: Value) -> Value:
+        """The number of the lowest bit that is set, of a number that is not 0."""
+        wide = self.build.zext(bits, I64)
+        return self.intrinsic("llvm.cttz.i64", I64, wide, ir.Constant(ir.IntType(1), 0))
 
     # --- numbers ---------------------------------------------------------------------------------------------------
 
@@ -143,12 +168,19 @@ class Emitter:
         name = "f32" if kind == F32 else f"v{self.lanes}f32"
         return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
 
+    def greater(self, one: Value, other: Value) -> Value:
+        """Of two numbers, or of each two of two vectors; the other where one is no number."""
+        return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
+
     def greatest(self, values: Value) -> Value:
-        """Of a vector of floats."""
-        return self.intrinsic(f"llvm.vector.reduce.fmax.v{self.lanes}f32", F32, values)
+        """Of a vector of floats. LLVM's own way minds every NaN, and takes several instructions for each element."""
+        return self._fold(values, self.greater)
 
     def total(self, values: Value) -> Value:
         """The sum of a vector of floats, halves first: the same order on every machine."""
+        return self._fold(values, self.build.fadd)
+
+    def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
         width = self.lanes
         while width > 1:
             width //= 2
@@ -156,7 +188,7 @@ class Emitter:
                 self.build.shuffle_vector(values, values, ir.Constant(ir.VectorType(I32, width), list(numbers)))
                 for numbers in (range(width), range(width, 2 * width))
             )
-            values = self.build.fadd(*halves)
+            values = join(*halves)
         return self.build.extract_element(values, ir.Constant(I32, 0))
 
     def place(self, address: Value | int) -> Value:

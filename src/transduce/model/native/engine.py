@@ -61,9 +61,9 @@ def find_tile() -> Tile | None:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     narrow = limit in _NARROW_ISA or os.environ.get("ATEN_CPU_CAPABILITY", "") == "avx2"
     if features.get("avx512bw") and not narrow:
-        return WIDE._replace(adds_four=bool(features.get("avx512vnni")) and limit != "AVX512_CORE")
+        return WIDE._replace(kind="bytes" if features.get("avx512vnni") and limit != "AVX512_CORE" else "sextets")
     if features.get("avx2") and features.get("fma") and limit != "SSE41":
-        return NARROW._replace(adds_four=bool(features.get("avxvnni")) and not narrow)
+        return NARROW._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 
 

@@ -1,4 +1,4 @@
-"""8-bit products by the kernels, as a module and as what a program is written from.
+"""Products with 8-bit weights by the kernels, as modules and as what a program is written from.
 
 Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block.
 """
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from transduce.model.native.emit import Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
-from transduce.model.native.products import Tile, write_products, write_rounding
+from transduce.model.native.products import Tile, write_products, write_refining, write_rounding
+from transduce.model.quantized import Int8Linear, Use
 
 _LEAST = 1e-30  # a row of zeros is divided by this
 _LEVELS = 127  # of a weight, on either side of 0
@@ -28,7 +29,8 @@ class NativeLinear(nn.Module):
         missing = -outputs % tile.columns
         steps = weight.abs().amax(dim=1).clamp_min(_LEAST).div(_LEVELS)  # (O,)
         rounded = F.pad((weight / steps[:, None]).round().to(torch.int8), (0, 0, 0, missing))  # (P, D)
-        blocks = rounded.view(-1, tile.columns, width // 4, 4).permute(0, 2, 1, 3)  # (P / C, D / 4, C, 4)
+        grouped = rounded.view(-1, tile.columns, width // tile.group, tile.group)
+        blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
         start = rounded.sum(dim=1, dtype=torch.int32) * -tile.zero
         self.tile = tile
         self.outputs, self.width = outputs, width
@@ -43,7 +45,7 @@ class NativeLinear(nn.Module):
         """Each row by itself: what stands beside it makes no difference to its result."""
         rows = x.reshape(-1, self.width).contiguous()
         out = rows.new_empty(len(rows), self.padded_outputs)
-        rounded, scales = rows.new_empty(len(rows), self.width, dtype=torch.uint8), rows.new_empty(len(rows))
+        rounded, scales = rows.new_empty(len(rows), self.width, dtype=torch.int16), rows.new_empty(len(rows))
         _linear_program(self.tile).run(
             rows.data_ptr(),
             len(rows),
@@ -62,9 +64,47 @@ class NativeLinear(nn.Module):
         return self.weights.data_ptr(), self.start.data_ptr(), self.steps.data_ptr(), self.bias.data_ptr()
 
 
-def find_fitting_tile(weight: Tensor) -> Tile | None:
-    """For products with this matrix (O, D) on this processor; None where there are no kernels for it."""
-    return find_tile() if weight.shape[1] % _MULTIPLE == 0 else None
+class NativeVocabulary(NativeLinear):
+    """To the vocabulary: the likeliest pieces' logits are computed once more, with the weights as they are.
+
+    Decoding asks which is the greatest, and rounding would change that among those that are nearly as likely.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
+        """Keeps the matrix (V, D), which a model that shares it with its embeddings has anyway."""
+        super().__init__(weight, bias, tile)
+        self.exact = weight
+        with torch.no_grad():
+            self.bias[self.outputs :] = float("-inf")  # what only fills up a block is never likely
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each row by itself."""
+        found = super().forward(x)
+        rows = x.reshape(-1, self.width).contiguous()
+        _refining_program(self.tile).run(
+            rows.data_ptr(),
+            len(rows),
+            self.width,
+            self.exact.data_ptr(),
+            self.bias.data_ptr(),
+            found.data_ptr(),
+            self.padded_outputs,
+        )
+        return found
+
+
+def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+    """Implements `quantized.MakeProduct`: by our kernels, and by FBGEMM where they do not fit.
+
+    Six bits of an activation are too few for all but the vocabulary, whose likeliest pieces are computed once more,
+    and eight for the memory's keys and values (docs/decoding.md).
+    """
+    tile = find_tile()
+    if tile is not None and (use == "memory" or (use == "layer" and tile.kind == "sextets")):
+        tile = tile._replace(kind="words")
+    if tile is None or weight.shape[1] % _MULTIPLE or weight.shape[1] > tile.most_inputs:
+        return Int8Linear(weight, bias)
+    return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
 
 @cache
@@ -76,8 +116,20 @@ def _linear_program(tile: Tile) -> Program:
     with program(k, "linear", 11) as (numbers, thread, threads):
         x, rows, width, rounded, scales, weights, start, steps, bias, outputs, out = numbers
         places: list[Value] = [k.place(each) for each in (rounded, scales)]
-        k.call("round", k.place(x), rows, width, *places, thread, threads)
+        k.call(f"round_{tile.kind}", k.place(x), rows, width, *places, thread, threads)
         k.barrier(threads)
         own = [k.place(each) for each in (weights, start, steps, bias)]
-        k.call("product_store", *places, rows, width, *own, outputs, k.place(out), thread, threads)
+        k.call(f"product_{tile.kind}_store", *places, rows, width, *own, outputs, k.place(out), thread, threads)
     return compile_programs(k, ("linear",))["linear"]
+
+
+@cache
+def _refining_program(tile: Tile) -> Program:
+    """`refine_rows(x, N, D, weights, bias, logits, P)`."""
+    k = new_emitter("refining", tile)
+    write_refining(k, tile)
+    with program(k, "refine_rows", 7) as (numbers, thread, threads):
+        x, rows, width, weights, bias, logits, stride = numbers
+        own = [k.place(each) for each in (weights, bias, logits)]
+        k.call("refine", k.place(x), rows, width, *own, stride, thread, threads)
+    return compile_programs(k, ("refine_rows",))["refine_rows"]

@@ -37,14 +37,14 @@ class Line:
         vectors = [k.load_floats(self.place, k.sum_of(start, v * k.lanes)) for v in range(_VECTORS)]
         while len(vectors) > 1:
             pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [k.build.select(k.build.fcmp_ordered(">", *pair), *pair) for pair in pairs]
+            vectors = [k.greater(*pair) for pair in pairs]
         return k.greatest(vectors[0])
 
     def _rest_maximum(self) -> Value:
         k, most = self.k, self.k.variable(self.k.real(_NEVER))
         with k.loop(k.times(self.blocks, self.block), self.width) as place:
             value, known = k.load(k.at(self.place, place)), k.get(most, k.real(0.0))
-            k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most)
+            k.store(k.greater(value, known), most)
         return k.get(most, k.real(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
@@ -126,7 +126,7 @@ def find_greatest(k: Emitter, array: Value, count: Value) -> tuple[Value, Value]
     most = k.variable(k.splat(_NEVER))
     with k.loop(0, count, k.lanes) as number:
         value, known = k.load_floats(array, number), k.get(most, k.splat(0.0))
-        k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most)
+        k.store(k.greater(value, known), most)
     value = k.greatest(k.get(most, k.splat(0.0)))
     return value, _find(k, array, value, count)
 
@@ -143,8 +143,7 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
         k.store(k.sum_of(here, k.lanes), place)
         at_end = k.build.icmp_signed(">=", k.sum_of(here, k.lanes), end)
         done(k.build.or_(k.build.icmp_unsigned("!=", bits, ir.Constant(bits_kind, 0)), at_end))
-    bits = k.build.zext(k.get(bits_place, ir.Constant(bits_kind, 0)), I64)
-    offset = k.intrinsic("llvm.cttz.i64", I64, bits, ir.Constant(ir.IntType(1), 0))
+    offset = k.lowest_bit(k.get(bits_place, ir.Constant(bits_kind, 0)))
     found = k.sum_of(k.get(place, end), -k.lanes, offset)
     last = k.sum_of(end, -1)
     return k.build.select(k.build.icmp_signed("<", found, last), found, last)

@@ -16,8 +16,8 @@ from transduce.model.feed_forward import FeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.native.emit import I32, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
-from transduce.model.native.linear import NativeLinear
-from transduce.model.native.products import Tile, write_products, write_rounding
+from transduce.model.native.linear import NativeLinear, NativeVocabulary
+from transduce.model.native.products import write_products, write_refining, write_rounding
 from transduce.model.native.rows import Heads, write_attention, write_embedding, write_heads, write_norms
 from transduce.model.quantized import Int8MemoryAttention, Int8Transformer
 from transduce.model.stack import each_layer
@@ -36,7 +36,7 @@ class Places(NamedTuple):
     normed: Any
     """Room for (N, D)."""
     rounded: Any
-    """Room for N × D or N × H × K bytes, whichever is more."""
+    """Room for N × D or N × H × K words, whichever is more."""
     scales: Any
     """Room for N."""
     projected: Any
@@ -46,7 +46,7 @@ class Places(NamedTuple):
     inner: Any
     """Room for (128, F)."""
     rounded_inner: Any
-    """Room for 128 × F bytes."""
+    """Room for 128 × F words."""
     scores: Any
     """Room for `room` numbers for each thread."""
     room: Any
@@ -91,10 +91,10 @@ def supports_native(model: Transformer) -> bool:
     return all(isinstance(product, NativeLinear) for product in _all_products(model))
 
 
-def output_of(model: Transformer) -> NativeLinear:
+def output_of(model: Transformer) -> NativeVocabulary:
     """The product with the vocabulary."""
     assert isinstance(model, Int8Transformer)
-    assert isinstance(model.quantized_output, NativeLinear)
+    assert isinstance(model.quantized_output, NativeVocabulary)
     return model.quantized_output
 
 
@@ -125,21 +125,23 @@ class ModelPrograms:
         self._positions = model.target_embedding.positions
         self._added = torch.empty(0, config.d_model)  # (positions, D)
         self._most_positions = config.max_positions if config.positions == "learned" else 2**31
-        tile = output_of(model).tile
-        k = new_emitter("model", tile)
-        write_rounding(k, tile)
-        write_products(k, tile)
+        self._products = [vars(product) for product in _all_products(model)]
+        tiles = {own["tile"] for own in self._products} | {output_of(model).tile}
+        k = new_emitter("model", output_of(model).tile)
+        for tile in sorted(tiles):
+            write_rounding(k, tile)
+            write_products(k, tile)
+        write_refining(k, output_of(model).tile)
         write_embedding(k)
         write_norms(k)
         write_heads(k, self.heads)
         write_attention(k, self.heads)
-        self._products = [vars(product) for product in _all_products(model)]
         # The machine code knows where these stand.
         self._zeros = torch.zeros(config.d_model)
         self._kept: list[Tensor] = [self._zeros, *model.parameters()]
         for name, write in (("encode", _write_encoder), ("step", _write_step)):
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                write(_Writer(k, tile, self.heads, Places(*numbers), (thread, threads), self._zeros.data_ptr()), model)
+                write(_Writer(k, self.heads, Places(*numbers), (thread, threads), self._zeros.data_ptr()), model)
         programs = compile_programs(k, ("encode", "step"))
         self.encode: Program = programs["encode"]
         self.step: Program = programs["step"]
@@ -173,11 +175,8 @@ def find_programs(model: Transformer) -> ModelPrograms | None:
 class _Writer:
     """Writes the calls of a program."""
 
-    def __init__(
-        self, k: Emitter, tile: Tile, heads: Heads, numbers: Places, share: tuple[Value, Value], zeros: int
-    ) -> None:
+    def __init__(self, k: Emitter, heads: Heads, numbers: Places, share: tuple[Value, Value], zeros: int) -> None:
         self.k = k
-        self.tile = tile
         self.heads = heads
         self.numbers = numbers
         self.share = share
@@ -221,10 +220,14 @@ class _Writer:
         k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.real(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
-    def round(self, x: Value, width: int) -> None:
-        """All rows (N, width) to `rounded`."""
+    def round(self, x: Value, linear: Any) -> None:
+        """All rows (N, D) to `rounded`, for this product."""
+        self._round(linear, x, self.numbers.rows, self.places.rounded)
+
+    def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> None:
         k = self.k
-        k.call("round", x, self.numbers.rows, k.number(width), self.places.rounded, self.places.scales, *self.share)
+        name = f"round_{linear.tile.kind}"
+        k.call(name, x, rows, k.number(linear.width), rounded, self.places.scales, *self.share)
         k.barrier(self.share[1])
 
     def product(self, ending: str, linear: Any, out: Value, outputs: tuple[int, int] | None = None) -> None:
@@ -232,15 +235,15 @@ class _Writer:
         first, last = outputs or (0, linear.padded_outputs)
         k, (weights, start, steps, bias) = self.k, linear.addresses()
         self._product(
-            ending,
+            f"{linear.tile.kind}_{ending}",
             (self.places.rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
             (weights + first * linear.width, start + first * 4, steps + first * 4, bias + first * 4),
             (k.number(last - first), out),
         )
 
-    def _product(self, ending: str, rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]) -> None:
+    def _product(self, name: str, rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]) -> None:
         k = self.k
-        k.call(f"product_{ending}", *rows, *(k.place(address) for address in weights), *out, *self.share)
+        k.call(f"product_{name}", *rows, *(k.place(address) for address in weights), *out, *self.share)
         k.barrier(self.share[1])
 
     def attend(self, kind: str, query_stride: int, keys: tuple[Value, int], lists: tuple[Value, Value, Value]) -> None:
@@ -284,20 +287,28 @@ class _Writer:
             few = k.build.icmp_signed("<", left, k.number(ROWS_AT_ONCE))
             count = k.build.select(few, left, k.number(ROWS_AT_ONCE))
             some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
-            rounded = (places.rounded, places.scales)
-            k.call("round", some, count, width, *rounded, *self.share)
-            k.barrier(self.share[1])
+            self._round(inner, some, count, places.rounded)
+            rows = (places.rounded, places.scales, count, width)
             into = (k.number(inner.padded_outputs), places.inner)
-            self._product("relu", (*rounded, count, width), inner.addresses(), into)
-            rounded = (places.rounded_inner, places.scales)
-            k.call("round", places.inner, count, inner_width, *rounded, *self.share)
-            k.barrier(self.share[1])
+            self._product(f"{inner.tile.kind}_relu", rows, inner.addresses(), into)
+            self._round(outer, places.inner, count, places.rounded_inner)
+            rows = (places.rounded_inner, places.scales, count, inner_width)
             into = (k.number(outer.padded_outputs), there)
-            self._product("add", (*rounded, count, inner_width), outer.addresses(), into)
+            self._product(f"{outer.tile.kind}_add", rows, outer.addresses(), into)
+
+    def project(self, output: NativeVocabulary) -> None:
+        """Of x to logits."""
+        k, places = self.k, self.places
+        self.round(places.x, output)
+        self.product("store", output, places.logits)
+        weights = (k.place(output.exact.data_ptr()), k.place(output.bias.data_ptr()))
+        sizes = (self.numbers.rows, k.number(output.width))
+        k.call("refine", places.x, *sizes, *weights, places.logits, k.number(output.padded_outputs), *self.share)
+        k.barrier(self.share[1])
 
     def self_attention_output(self, output: Any) -> None:
         """The heads, joined and projected, added to x."""
-        self.round(self.places.heads, self.heads.inner)
+        self.round(self.places.heads, output)
         self.product("add", output, self.places.x)
 
 
@@ -309,7 +320,7 @@ def _write_encoder(w: _Writer, model: Transformer) -> None:
         attention, network = layer.self_attention, layer.feed_forward
 
         def attend(source: Value, attention: Any = attention) -> None:
-            w.round(source, config.d_model)
+            w.round(source, attention.projection)
             w.product("store", attention.projection, w.places.projected)
             keys = k.at(w.places.projected, inner)
             w.attend("run", 3 * inner, (keys, 3 * inner), (w.places.firsts, w.places.counts, k.number(0)))
@@ -322,9 +333,10 @@ def _write_encoder(w: _Writer, model: Transformer) -> None:
         w.sublayer(layer.feed_forward_residual, feed)
     if not isinstance(model.encoder_norm, nn.Identity):
         w.norm(model.encoder_norm, w.places.x, w.places.x)
-    w.round(w.places.x, config.d_model)
     for number, decoder_layer in enumerate(each_layer(model.decoder_layers, config.num_decoder_layers)):
         memory: Any = decoder_layer.memory_attention
+        if number == 0:
+            w.round(w.places.x, memory.key_value)
         w.product("store", memory.key_value, k.at(w.places.memory, _entry(w, number, w.numbers.sources, 0)))
 
 
@@ -347,14 +359,14 @@ def _write_step(w: _Writer, model: Transformer) -> None:
         own, memory, network = layer.self_attention, layer.memory_attention, layer.feed_forward
 
         def attend_to_past(source: Value, own: Any = own, past: Value = past, newest: Value = newest) -> None:
-            w.round(source, config.d_model)
+            w.round(source, own.projection)
             w.product("store", own.projection, w.places.projected, (0, inner))
             w.product("store", own.projection, newest, (inner, 3 * inner))
             w.attend("list", inner, (past, 2 * inner), (w.places.lists, length, w.numbers.list_stride))
             w.self_attention_output(own.output)
 
         def attend_to_memory(source: Value, memory: Any = memory, place: Value = memory_place) -> None:
-            w.round(source, config.d_model)
+            w.round(source, memory.query)
             w.product("store", memory.query, w.places.projected)
             w.attend("run", inner, (place, 2 * inner), (w.places.firsts, w.places.counts, k.number(0)))
             w.self_attention_output(memory.output)
@@ -367,5 +379,4 @@ def _write_step(w: _Writer, model: Transformer) -> None:
         w.sublayer(layer.feed_forward_residual, feed)
     if not isinstance(model.decoder_norm, nn.Identity):
         w.norm(model.decoder_norm, w.places.x, w.places.x)
-    w.round(w.places.x, config.d_model)
-    w.product("store", output_of(model), w.places.logits)
+    w.project(output_of(model))

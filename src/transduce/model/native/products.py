@@ -1,19 +1,28 @@
-"""Kernels of 8-bit products: rows are rounded, multiplied by weights in blocks, and scaled back.
+"""Kernels of products with 8-bit weights: rows are rounded, multiplied by weights in blocks, and scaled back.
 
-Activations are unsigned to the instruction (`vpdpbusd` adds groups of four products to a sum of 32 bits), so 128 stands
-for zero, and what this adds to a sum follows from the weights: the sum begins with its opposite. Where there is no such
-instruction, pairs of products are added in 16 bits first, and activations have 7 bits so that nothing overflows.
+What rows are rounded to is one of three kinds of integers:
+
+* `bytes`, where an instruction adds four products of bytes to a sum of 32 bits (`vpdpbusd`);
+* `sextets` of 6 bits elsewhere: four products are added in 16 bits first (`vpmaddubsw`), which bytes would overflow;
+* `words` of 12 bits, of which pairs of products are added in 32 bits (`vpmaddwd`): more exact, and slower.
+
+Bytes and sextets are unsigned to their instructions, so a number in the middle stands for zero, and what this adds to a
+sum follows from the weights: the sum begins with its opposite.
 Legend: N rows, D inputs, O outputs, C outputs of a block of weights.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import I8, I16, I32, I64, POINTER, Emitter, Value
 
 _LEAST = 1e-30  # a row of zeros is divided by this
+_LIKELY = 2.0  # nats; rounding moves a logit by a tenth of that
+
+
+Kind = Literal["bytes", "sextets", "words"]
 
 
 class Tile(NamedTuple):
@@ -24,18 +33,38 @@ class Tile(NamedTuple):
     vectors: int
     """Registers of outputs."""
     rows: int
-    adds_four: bool
-    """Whether there is an instruction that adds four products in 32 bits."""
+    kind: Kind
+    """What rows are rounded to."""
 
     @property
     def levels(self) -> int:
-        """Of an activation, on either side of 0."""
-        return 127 if self.adds_four else 63
+        """Of an activation, on either side of 0; so few words that sums of `most_inputs` products fit in 32 bits."""
+        return {"bytes": 127, "sextets": 31, "words": 2047}[self.kind]
 
     @property
     def zero(self) -> int:
-        """The byte that stands for 0."""
-        return self.levels + 1
+        """The number that stands for 0."""
+        return {"bytes": 128, "sextets": 32, "words": 0}[self.kind]
+
+    @property
+    def most_inputs(self) -> int:
+        """Of a product: D."""
+        return 8192 if self.kind == "words" else 65_536
+
+    @property
+    def element(self) -> Any:
+        """The type of an activation."""
+        return I16 if self.kind == "words" else I8
+
+    @property
+    def group(self) -> int:
+        """Inputs that are 32 bits together."""
+        return 2 if self.kind == "words" else 4
+
+    @property
+    def groups(self) -> int:
+        """Whose products are added before they join a sum."""
+        return 2 if self.kind == "sextets" else 1
 
     @property
     def columns(self) -> int:
@@ -43,15 +72,15 @@ class Tile(NamedTuple):
         return self.lanes * self.vectors
 
 
-WIDE = Tile(lanes=16, vectors=4, rows=6, adds_four=True)  # 24 sums in 32 registers of 512 bits
-NARROW = Tile(lanes=8, vectors=2, rows=6, adds_four=True)  # 12 sums in 16 registers of 256 bits
+WIDE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")  # 24 sums in 32 registers of 512 bits
+NARROW = Tile(lanes=8, vectors=2, rows=6, kind="bytes")  # 12 sums in 16 registers of 256 bits
 MOST_LANES = WIDE.lanes
 ENDINGS = ("store", "relu", "add")
 
 
 def write_rounding(k: Emitter, tile: Tile) -> None:
-    """`round(x, N, D, rounded, scales, thread, threads)`: rows (N, D) to unsigned bytes, and what a step is worth."""
-    with k.function("round", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (
+    """`round_<kind>(x, N, D, rounded, scales, thread, threads)`: rows (N, D) to integers, and what a step is worth."""
+    with k.function(f"round_{tile.kind}", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (
         x,
         rows,
         width,
@@ -65,21 +94,18 @@ def write_rounding(k: Emitter, tile: Tile) -> None:
             most = k.variable(k.splat(0.0))
             with k.loop(0, width, k.lanes) as column:
                 size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(here, column))
-                k.store(_greater(k, k.get(most, size), size), most)
+                k.store(k.greater(k.get(most, size), size), most)
             greatest = k.greatest(k.get(most, k.splat(0.0)))
-            greatest = k.build.select(k.build.fcmp_ordered("<", greatest, k.real(_LEAST)), k.real(_LEAST), greatest)
+            greatest = k.greater(greatest, k.real(_LEAST))
             k.store(k.build.fdiv(greatest, k.real(float(tile.levels))), k.at(scales, row))
             inverse = k.splat(k.build.fdiv(k.real(float(tile.levels)), greatest))
-            there = k.at(rounded, k.times(row, width), I8)
+            there = k.at(rounded, k.times(row, width), tile.element)
             with k.loop(0, width, k.lanes) as column:
                 scaled = k.build.fmul(k.load_floats(here, column), inverse)
                 whole = k.build.fptosi(k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, scaled), k.ints)
                 moved = k.build.add(whole, ir.Constant(k.ints, [tile.zero] * k.lanes))
-                k.store(k.build.trunc(moved, ir.VectorType(I8, k.lanes)), k.at(there, column, I8))
-
-
-def _greater(k: Emitter, one: Value, other: Value) -> Value:
-    return k.build.select(k.build.fcmp_ordered(">", one, other), one, other)
+                narrow = k.build.trunc(moved, ir.VectorType(tile.element, k.lanes))
+                k.store(narrow, k.at(there, column, tile.element))
 
 
 class _Place(NamedTuple):
@@ -100,21 +126,21 @@ _TILE: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POIN
 
 
 def write_products(k: Emitter, tile: Tile, endings: Sequence[str] = ENDINGS) -> None:
-    """`product_…(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)` for each ending.
+    """`product_<kind>_…(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)` for each ending.
 
-    rounded (N, D) and scales (N,) come from `round`; weights from `pack`; start, steps and bias are (O,), O a multiple
-    of C; out is (N, O): "store" writes, "relu" writes what is positive, "add" adds to what is there.
+    rounded (N, D) and scales (N,) come from `round_<kind>`; weights, start, steps and bias (O,) from `NativeLinear`, O
+    a multiple of C; out is (N, O): "store" writes, "relu" writes what is positive, "add" adds to what is there.
     """
     for ending in endings:
         for rows in range(1, tile.rows + 1):
-            with k.function(f"tile_{ending}_{rows}", *_TILE) as arguments:
+            with k.function(f"tile_{tile.kind}_{ending}_{rows}", *_TILE) as arguments:
                 _write_tile(k, tile, rows, ending, _Place(*arguments))
         _write_product(k, tile, ending)
 
 
 def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
-    with k.function(f"product_{ending}", *kinds) as arguments:
+    with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, start, steps, bias, outputs, out, *share = arguments
         first, last = k.share(k.build.sdiv(outputs, k.number(tile.columns)), *share)
         whole = k.times(k.build.sdiv(rows, k.number(tile.rows)), tile.rows)
@@ -122,8 +148,8 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
         def call(count: int, row: Value, block: Value) -> None:
             column = k.times(block, tile.columns)
             k.call(
-                f"tile_{ending}_{count}",
-                k.at(rounded, k.times(row, width), I8),
+                f"tile_{tile.kind}_{ending}_{count}",
+                k.at(rounded, k.times(row, width), tile.element),
                 k.at(scales, row),
                 width,
                 k.at(weights, k.times(column, width), I8),
@@ -150,15 +176,15 @@ def _write_tile(k: Emitter, tile: Tile, rows: int, ending: str, place: _Place) -
         starts = [k.load(k.at(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
         sums.append([k.variable(start) for start in starts])
     like = ir.Constant(k.ints, ir.Undefined)
-    with k.loop(0, place.width, 4) as four:
-        line = k.at(place.weights, k.times(four, tile.columns), I8)
-        weights = [k.load(k.at(line, v * 4 * tile.lanes, I8), k.ints) for v in range(tile.vectors)]
+    with k.loop(0, place.width, tile.group * tile.groups) as first:
+        line = k.at(place.weights, k.times(first, tile.columns), I8)
+        weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
         for row in range(rows):
-            inputs = k.at(place.rounded, k.sum_of(k.times(place.width, row), four), I8)
-            spread = k.splat(k.load(inputs, I32))
-            for vector, own in enumerate(weights):
-                found = _multiply(k, tile, k.get(sums[row][vector], like), spread, own)
-                k.store(found, sums[row][vector])
+            inputs = k.at(place.rounded, k.sum_of(k.times(place.width, row), first), tile.element)
+            spread = [k.splat(k.load(k.at(inputs, g * tile.group, tile.element), I32)) for g in range(tile.groups)]
+            for vector in range(tile.vectors):
+                total = k.get(sums[row][vector], like)
+                k.store(_multiply(k, tile, total, spread, weights[vector :: tile.vectors]), sums[row][vector])
     for row in range(rows):
         scale = k.splat(k.load(k.at(place.scales, row)))
         for vector in range(tile.vectors):
@@ -168,26 +194,72 @@ def _write_tile(k: Emitter, tile: Tile, rows: int, ending: str, place: _Place) -
             value = k.madd(exact, size, k.load_floats(place.bias, column))
             there = k.at(place.out, k.sum_of(k.times(place.stride, row), column))
             if ending == "relu":
-                value = _greater(k, value, k.splat(0.0))
+                value = k.greater(value, k.splat(0.0))
             elif ending == "add":
                 value = k.build.fadd(value, k.load(there, k.floats))
             k.store(value, there)
 
 
-def _multiply(k: Emitter, tile: Tile, total: Value, inputs: Value, weights: Value) -> Value:
-    """Adds to each sum four products of bytes."""
-    bits = 32 * k.lanes
-    quarters, halves = ir.VectorType(I8, 4 * k.lanes), ir.VectorType(I16, 2 * k.lanes)
-    operands = (k.build.bitcast(inputs, quarters), k.build.bitcast(weights, quarters))
-    if tile.adds_four:
-        return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", k.ints, total, *operands)
-    in_pairs, to_sums = _PAIRS[bits]
-    pairs = k.intrinsic(in_pairs, halves, *operands)
-    ones = ir.Constant(halves, [1] * 2 * k.lanes)
-    return k.build.add(total, k.intrinsic(to_sums, k.ints, pairs, ones))
+def _load_weights(k: Emitter, tile: Tile, line: Value, number: int) -> Value:
+    """The vector of this number, as wide as the activations."""
+    count = tile.group * k.lanes
+    weights = k.load(k.at(line, number * count, I8), ir.VectorType(I8, count))
+    return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
 
 
-_PAIRS = {
-    256: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    512: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-}
+def _multiply(k: Emitter, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
+    """Adds the products of all groups to a vector of sums."""
+    groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
+    if tile.kind == "bytes":
+        return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
+    if tile.kind == "sextets":
+        halves = ir.VectorType(I16, 2 * k.lanes)
+        pairs = (k.intrinsic(_BYTES_TO_PAIRS[k.lanes], halves, *group) for group in groups)
+        groups = [(k.build.add(*pairs), ir.Constant(halves, [1] * 2 * k.lanes))]
+    return k.build.add(total, k.intrinsic(_WORDS_TO_SUMS[k.lanes], k.ints, *groups[0]))
+
+
+_BYTES_TO_PAIRS = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
+_WORDS_TO_SUMS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def write_refining(k: Emitter, tile: Tile) -> None:
+    """`refine(x, N, D, weights, bias, logits, P, thread, threads)`.
+
+    Of each row of logits (N, P), P a multiple of C, those that are less than `_LIKELY` below the greatest become x
+    (N, D) times the float32 weights' row (O, D), plus the bias (O,).
+    """
+    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
+    with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
+        first, last = k.share(rows, *share)
+        with k.loop(first, last) as row:
+            line, own = k.at(logits, k.times(row, stride)), k.at(x, k.times(row, width))
+            most = k.variable(k.splat(float("-inf")))
+            with k.loop(0, stride, tile.columns) as column:
+                k.store(k.greater(_greatest_of_block(k, tile, line, column), k.get(most, k.splat(0.0))), most)
+            bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
+            with k.loop(0, stride, tile.columns) as column:
+                some = k.build.fcmp_ordered(">", _greatest_of_block(k, tile, line, column), bound)
+                with k.where_any(some), k.loop(column, k.sum_of(column, tile.columns), k.lanes) as start:
+                    likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
+                    with k.each_set(likely) as place:
+                        output = k.sum_of(start, place)
+                        exact = _dot(k, own, k.at(weights, k.times(output, width)), width)
+                        k.store(k.build.fadd(exact, k.load(k.at(bias, output))), k.at(line, output))
+
+
+def _greatest_of_block(k: Emitter, tile: Tile, line: Value, column: Value) -> Value:
+    """A vector of the greatest in the same place of each vector of a block."""
+    first, *others = (k.load_floats(line, k.sum_of(column, v * k.lanes)) for v in range(tile.vectors))
+    for other in others:
+        first = k.greater(first, other)
+    return first
+
+
+def _dot(k: Emitter, one: Value, other: Value, width: Value) -> Value:
+    """The sum of the products of two rows of floats."""
+    total = k.variable(k.splat(0.0))
+    with k.loop(0, width, k.lanes) as column:
+        known = k.get(total, k.splat(0.0))
+        k.store(k.madd(k.load_floats(one, column), k.load_floats(other, column), known), total)
+    return k.total(k.get(total, k.splat(0.0)))

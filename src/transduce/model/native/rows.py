@@ -24,7 +24,7 @@ def exponential(k: Emitter, x: Value, *, keeps_nan: bool = False) -> Value:
     Of NaN it is a number, unless it `keeps_nan`.
     """
     given = x
-    x = k.build.select(k.build.fcmp_ordered(">", x, k.splat(_LEAST_EXPONENT)), x, k.splat(_LEAST_EXPONENT))
+    x = k.greater(x, k.splat(_LEAST_EXPONENT))
     power = k.build.fmul(x, k.splat(_LOG2_E))
     whole = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
     rest = k.build.fsub(power, whole)
@@ -179,7 +179,7 @@ def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: En
         score = k.build.fmul(k.total(total), k.real(1.0 / math.sqrt(heads.width)))
         k.store(score, k.at(place.scores, number))
         most = k.get(greatest, score)
-        k.store(k.build.select(k.build.fcmp_ordered(">", score, most), score, most), greatest)
+        k.store(k.greater(score, most), greatest)
     return k.get(greatest, k.real(0.0))
 
 

@@ -277,7 +277,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, place: Value) 
     best, first = k.variable(k.real(_NEVER)), k.times(sentence, beam_size)
     with k.loop(first, k.sum_of(first, beam_size)) as number:
         total, known = select.element("live_totals", number), k.get(best, k.real(0.0))
-        k.store(k.build.select(k.build.fcmp_ordered(">", total, known), total, known), best)
+        k.store(k.greater(total, known), best)
     bar, count = k.variable(k.real(_NEVER)), fields.element("found", place, I64)
     enough = k.build.and_(k.build.icmp_signed(">=", count, certain), k.build.icmp_signed(">", certain, k.number(0)))
     with k.where(enough):

@@ -183,12 +183,12 @@ class Scratch:
         chunk = min(rows, ROWS_AT_ONCE)
         sizes = {
             "normed": rows * d_model,
-            "rounded": rows * max(d_model, inner) // 4,
+            "rounded": rows * max(d_model, inner) // 2,
             "scales": rows,
             "projected": rows * 3 * inner,
             "heads": rows * inner,
             "inner": chunk * d_ff,
-            "rounded_inner": chunk * d_ff // 4,
+            "rounded_inner": chunk * d_ff // 2,
             "scores": scores,
         }
         self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})

@@ -208,8 +208,8 @@ class RowWriter:
         for column, inside, number in self._vectors(width):
             value = self._logits(given, row, column, inside)
             known = k.get(most[number], value)
-            k.store(k.build.select(k.build.fcmp_ordered(">", value, known), value, known), most[number])
-        greatest = k.greatest(self._join(most, lambda a, b: k.build.select(k.build.fcmp_ordered(">", a, b), a, b)))
+            k.store(k.greater(value, known), most[number])
+        greatest = k.greatest(self._join(most, k.greater))
         totals = [k.variable(k.splat(0.0)) for _ in range(_VECTORS)]
         for column, inside, number in self._vectors(width):
             value = self._logits(given, row, column, inside)
