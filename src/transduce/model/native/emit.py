@@ -43,6 +43,10 @@ class Emitter:
         self.build.ret_void()
         self.build = outer
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a function, finished or being written."""
+        return name in self.module.globals
+
     def call(self, name: str, *values: Value) -> None:
         """Calls a function that was written before."""
         self.build.call(self.module.get_global(name), values)

@@ -126,11 +126,7 @@ class ModelPrograms:
         self._added = torch.empty(0, config.d_model)  # (positions, D)
         self._most_positions = config.max_positions if config.positions == "learned" else 2**31
         self._products = [vars(product) for product in _all_products(model)]
-        tiles = {own["tile"] for own in self._products} | {output_of(model).tile}
         k = new_emitter("model", output_of(model).tile)
-        for tile in sorted(tiles):
-            write_rounding(k, tile)
-            write_products(k, tile)
         write_refining(k, output_of(model).tile)
         write_embedding(k)
         write_norms(k)
@@ -227,6 +223,8 @@ class _Writer:
     def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> None:
         k = self.k
         name = f"round_{linear.tile.kind}"
+        if not k.has(name):
+            write_rounding(k, linear.tile)
         k.call(name, x, rows, k.number(linear.width), rounded, self.places.scales, *self.share)
         k.barrier(self.share[1])
 
@@ -235,15 +233,20 @@ class _Writer:
         first, last = outputs or (0, linear.padded_outputs)
         k, (weights, start, steps, bias) = self.k, linear.addresses()
         self._product(
-            f"{linear.tile.kind}_{ending}",
+            (linear, ending),
             (self.places.rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
             (weights + first * linear.width, start + first * 4, steps + first * 4, bias + first * 4),
             (k.number(last - first), out),
         )
 
-    def _product(self, name: str, rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]) -> None:
-        k = self.k
-        k.call(f"product_{name}", *rows, *(k.place(address) for address in weights), *out, *self.share)
+    def _product(
+        self, kind: tuple[Any, str], rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]
+    ) -> None:
+        k, (linear, ending) = self.k, kind
+        name = f"product_{linear.tile.kind}_{ending}"
+        if not k.has(name):
+            write_products(k, linear.tile, (ending,))
+        k.call(name, *rows, *(k.place(address) for address in weights), *out, *self.share)
         k.barrier(self.share[1])
 
     def attend(self, kind: str, query_stride: int, keys: tuple[Value, int], lists: tuple[Value, Value, Value]) -> None:
@@ -290,11 +293,11 @@ class _Writer:
             self._round(inner, some, count, places.rounded)
             rows = (places.rounded, places.scales, count, width)
             into = (k.number(inner.padded_outputs), places.inner)
-            self._product(f"{inner.tile.kind}_relu", rows, inner.addresses(), into)
+            self._product((inner, "relu"), rows, inner.addresses(), into)
             self._round(outer, places.inner, count, places.rounded_inner)
             rows = (places.rounded_inner, places.scales, count, inner_width)
             into = (k.number(outer.padded_outputs), there)
-            self._product(f"{outer.tile.kind}_add", rows, outer.addresses(), into)
+            self._product((outer, "add"), rows, outer.addresses(), into)
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
