@@ -16,11 +16,9 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
 from transduce.model.native.model_programs import ROWS_AT_ONCE, ModelPrograms, Places, output_of
+from transduce.model.native.pool import ROOM, Pool
 from transduce.model.native.products import MOST_LANES
 from transduce.model.transformer import Transformer
-
-_ROOM = 8  # steps for which the pool has room at first, and after it was enlarged
-_LEAST_ROOM = 256  # entries, however few rows there are
 
 
 class NativeState:
@@ -41,7 +39,7 @@ class NativeState:
         self.position = 0
         entry = (model.config.num_decoder_layers, 2 * self.programs.heads.inner)
         self.memory = model.source_weight.new_empty(entry[0], pieces, entry[1])
-        self.pool = Pool(model.source_weight.new_empty(entry[0], _room_for(len(source_ids)), entry[1]))
+        self.pool = Pool(entry[0], len(source_ids), entry[1])
         self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
         embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
         x = embedded.flatten(0, 1) if pieces == source_ids.numel() else embedded[source_ids != pad_id]
@@ -98,7 +96,7 @@ class NativeState:
     def _make_room(self, rows: int) -> None:
         """For one more step of so many rows."""
         if self.position == self.lists.shape[1]:
-            more = torch.zeros(self.lists.shape[0], _ROOM + self.position, dtype=torch.int32)
+            more = torch.zeros(self.lists.shape[0], ROOM + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
         if not self.pool.has_room(rows):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
@@ -142,35 +140,6 @@ def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
 
 def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
     return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
-
-
-def _room_for(rows: int) -> int:
-    """Entries for some steps of so many rows."""
-    return max(_LEAST_ROOM, _ROOM * rows)
-
-
-class Pool:
-    """Keys and values of pieces, whatever hypotheses they belong to."""
-
-    def __init__(self, entries: Tensor) -> None:
-        """Of room for some, (layers, entries, 2 × H × K)."""
-        self.entries = entries
-        self.used = 0
-
-    def has_room(self, count: int) -> bool:
-        """Whether so many fit in."""
-        return self.used + count <= self.entries.shape[1]
-
-    def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Drops what no list (N, t) names, makes room for steps of so many rows, and returns the lists' new names."""
-        live, renamed = lists.unique(return_inverse=True)  # ascending
-        self.used, old = len(live), self.entries
-        if self.used + rows * _ROOM // 2 > old.shape[1]:
-            self.entries = old.new_empty(len(old), self.used + _room_for(rows), old.shape[2])
-        for layer, kept in enumerate(old):
-            self.entries[layer, : self.used] = kept.index_select(0, live)
-        names: Tensor = renamed.to(torch.int32)
-        return names
 
 
 class Scratch:
