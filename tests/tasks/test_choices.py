@@ -166,6 +166,11 @@ def test_the_papers_schedule_has_the_papers_peak() -> None:
     assert choose_schedule("pre").value == "linear"
     # Equation (3) at step 4,000 with d_model 512: 512^-0.5 × 4000^-0.5.
     assert choose_learning_rate(512, "inverse-sqrt", 4_000).value == pytest.approx(6.9877e-4, rel=1e-4)
+    # The equation would have 0.0062 after 200 steps, where a post-norm model fails.
+    assert (
+        choose_learning_rate(128, "inverse-sqrt", 200).value == choose_learning_rate(128, "inverse-sqrt", 4_000).value
+    )
+    assert choose_learning_rate(512, "inverse-sqrt", 16_000).value == pytest.approx(6.9877e-4 / 2.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(

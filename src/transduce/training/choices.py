@@ -18,6 +18,7 @@ T = TypeVar("T")
 _ASCENDING = ("tiny", "small", "base", "big")
 _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
+_PAPER_WARMUP_STEPS = 4_000
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
@@ -203,10 +204,12 @@ def choose_learning_rate(
 ) -> Choice[float]:
     """0.5 / d_model at the peak: wider models need smaller steps. Where a step has fewer than 4,096 tokens, times the
     root of their share of these, as Adam wants it (Malladi et al. 2022); but not for language models and time series.
-    With the paper's schedule, equation (3).
+    With the paper's schedule, equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher
+    one, after which a post-norm model loses what it has learnt.
     """
     if schedule == "inverse-sqrt":
-        return Choice(paper_peak(d_model, warmup_steps), "equation (3) of the paper")
+        after = max(warmup_steps, _PAPER_WARMUP_STEPS)
+        return Choice(paper_peak(d_model, after), f"equation (3) of the paper, after {after:,} steps")
     if batch_tokens >= _LARGE_BATCH:
         return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
     rate = 0.5 / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
@@ -234,8 +237,8 @@ def choose_warmup_steps(steps: int | None) -> Choice[int]:
     """
     if steps is None:
         return Choice(500, "the number of steps is not known yet")
-    if steps >= 40_000:
-        return Choice(4_000, "the paper's 4,000")
+    if steps >= 10 * _PAPER_WARMUP_STEPS:
+        return Choice(_PAPER_WARMUP_STEPS, "the paper's 4,000")
     if steps >= 500:
         return Choice(steps // 10, f"a tenth of {steps:,} steps")
     return Choice(max(1, min(50, steps // 2)), f"50, or half of {steps:,} steps")
