@@ -29,7 +29,8 @@ _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelS
 MEANINGS = {
     "preset": "The model's size and kind: one of the [presets](#presets).",
     "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
-    "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line; `auto`: by suffix.",
+    "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and "
+    "`target`, or the two languages' codes, alone or inside `translation`; `auto`: by suffix.",
     "data.dev_target": "The dev set's target side.",
     "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces; "
     "`character`: every character is a piece.",
@@ -180,7 +181,7 @@ def meaning(name: str, struct: Struct) -> str:
         said = comments(_RESOLVED[struct]).get(field)
     if not said:
         raise LookupError(f"the setting {name} has no comment in the code: add one above its field")
-    return said
+    return said.replace("None:", "not set:")  # which a file of settings cannot say
 
 
 def show_type(hint: Any) -> str:

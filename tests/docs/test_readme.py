@@ -79,7 +79,7 @@ def test_the_commands_work_in_the_order_of_the_page(folder: Path) -> None:
     assert "version:" in trained
     assert "Dry run: nothing was trained." in dry
     assert "Going on after step 12." in resumed
-    assert re.search(r"^ +zh-en +post-norm +difference", compared, re.MULTILINE)
+    assert re.search(r"^ +zh-en +rotary +difference", compared, re.MULTILINE)
 
 
 def test_the_python_code_works(folder: Path) -> None:

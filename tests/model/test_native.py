@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 LEFT_TO_OTHERS: list[dict[str, object]] = [
     {"activation": "swiglu"},
     {"d_model": BEST.columns * 3 // 2},
+    {"d_ff": BEST.columns * 5 // 2},
     {"num_heads": 2 * 64 // BEST.lanes},  # heads of half a vector
     {"embedding_norm": True},
     {"output_scale": 0.5},
@@ -164,8 +165,14 @@ def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytes
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert find_tile.__wrapped__() == NARROW._replace(kind="sextets")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    assert find_tile.__wrapped__() in (None, TILES[-1], TILES[0])
+    for name, value in (
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+        ("ONEDNN_MAX_CPU_ISA", "AVX"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert find_tile.__wrapped__() is None
+        monkeypatch.delenv(name)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert find_tile.__wrapped__() is None
 

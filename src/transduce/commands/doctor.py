@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import add_place, check_writable, write_report
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, examine_corpus
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--test-target", nargs="+", default=[], metavar="FILE", help="the test set's target side")
     add("--json", metavar="PATH", help="write the report as JSON; - for standard output")
     add("--html", metavar="PATH", help="write the corpus' page as HTML")
-    add_computing(parser)
+    add_place(parser)  # it examines in float64, whatever the model computes in elsewhere
 
 
 def run(options: argparse.Namespace) -> int:

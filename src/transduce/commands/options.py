@@ -17,12 +17,17 @@ from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 
 
-def add_computing(parser: argparse.ArgumentParser) -> None:
-    """Where and how to compute: --device, --threads, --precision."""
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Where to compute: --device, --threads."""
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said"
     )
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """Where and how to compute: --device, --threads, --precision."""
+    add_place(parser)
     parser.add_argument(
         "--precision",
         default="auto",

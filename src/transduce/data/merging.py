@@ -234,6 +234,6 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 def _nothing_left(report: FilterReport, path: str) -> str:
     counts = ", ".join(f"{count} for {reason}" for reason, count in report.dropped.items() if count) or "none"
     return (
-        f"No pair of {path} is left to train on: of {report.read} read, the filters dropped {counts} and "
-        f"{report.held_out} are held out; check the files or change `filters`."
+        f"No pair of {path} is left: of {report.read} read, the filters dropped {counts} and {report.held_out} are "
+        "held out; check the files or change `data.filters`."
     )

@@ -146,7 +146,9 @@ def _words(maps: AttentionMaps) -> WordAlignment:
 def describe(model: Transformer) -> str:
     """A model in a line: layers, width, heads, parameters."""
     config = model.config
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    with torch.device("meta"):
+        outline = Transformer(config)  # in 8 bits a model has other parameters, and more
+    millions = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
     return (
         f"{config.num_encoder_layers} + {config.num_decoder_layers} layers × {config.d_model}, "
         f"{config.num_heads} heads, {millions:,.1f} million parameters"

@@ -6,7 +6,7 @@ Legend: B texts, C classes.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -137,10 +137,12 @@ class Classification(TextKind):
             for label in sorted({pair.target for pair in read_pairs(self.text(asked.settings.data).files)}):
                 spelt = vocabulary.decode(vocabulary.encode(label))
                 if spelt != label:
+                    lower = label.lower()
+                    stays = lower == vocabulary.decode(vocabulary.encode(lower))
                     raise TransduceError(
                         f"The vocabulary of {asked.settings.start_from} spells the label “{label}” as “{spelt}”: "
-                        "rename it to something that stays as it is, such as “"
-                        f"{label.lower()}” or a number."
+                        "rename it to something that stays as it is, such as "
+                        f"{f'“{lower}” or ' if stays else ''}a number."
                     )
         return super().prepare(asked)
 
@@ -215,6 +217,12 @@ class Classification(TextKind):
     def describe_size(self, corpus: TaskCorpus) -> str:
         """In texts and classes."""
         return f"{corpus.pairs:,} texts of {len(labels_of(corpus)):,} classes"
+
+    def describe_batch(self, corpus: TaskCorpus, batch: LabelledBatch) -> dict[str, Any]:
+        """A label is the number of a class, not a piece."""
+        classes: list[int] = batch.target[:, 0].tolist()
+        labels = labels_of(corpus)
+        return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
         """The classes."""

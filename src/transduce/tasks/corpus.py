@@ -26,7 +26,7 @@ from transduce.tasks.prepared_folder import (
 )
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
-from transduce.text.files import read_lines
+from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
@@ -216,6 +216,7 @@ def use_prepared(
     write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
     for line in corpus.filters.lines():
         display.say(line)
+    text = msgspec.structs.replace(text, filters=card.filters)  # the dev set's too
     return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
 
 
@@ -233,7 +234,8 @@ def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskTex
             "start another run with another --out."
         )
     known = _with_files(settings, card.files)
-    return _task_corpus(folder, known.data, read(known, folder), tokenizer, settings_of(tokenizer), corpus)
+    text = msgspec.structs.replace(read(known, folder), filters=card.filters)
+    return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
 
 
 def measure(files: CorpusFiles) -> CorpusSize:
@@ -269,6 +271,10 @@ def learn_tokenizer(
 ) -> tuple[Tokenizer, TokenizerSettings]:
     """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
     chosen, adjust = choose(size), settings.tokenizer.vocabulary_size is None
+    if files.source == files.target and not chosen.joint:
+        raise TransduceError(
+            "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text alone: leave it out."
+        )
     # A size that was chosen is one for words; what the task adds comes on top.
     more = len(marks) if adjust else 0
     chosen = msgspec.structs.replace(chosen, vocabulary_size=chosen.vocabulary_size + more, user_symbols=marks)
@@ -313,8 +319,13 @@ def _task_corpus(
 ) -> TaskCorpus:
     dev = text.dev if text.dev is not None else prepared.held_out
     if dev is None and text.hold_out is not None:
-        raise TransduceError("The corpus is too small to hold a dev set out of it: give --dev-source and --dev-target.")
-    pairs = [] if dev is None else list(read_pairs(dev))
+        raise TransduceError(
+            "The corpus is too small to hold a dev set out of it: give --dev-source and --dev-target."
+            if data.prepared is None
+            else f"Nothing was held out as a dev set when {data.prepared} was prepared: give --dev-source and "
+            "--dev-target, or prepare it again."
+        )
+    pairs = [] if dev is None else [pair for pair in read_pairs(dev) if is_decodable(pair.source + pair.target)]
     return TaskCorpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,

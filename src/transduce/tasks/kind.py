@@ -253,6 +253,10 @@ class TaskKind(ABC, Generic[C]):
     def validation(self, corpus: C, resolved: ResolvedSettings, place: Place) -> Validation:
         """The dev set."""
 
+    def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
+        """A batch as JSON that a person can read."""
+        return corpus.describe(batch)
+
     def describe_size(self, corpus: C) -> str:
         """How much is trained on, in words."""
         return f"{corpus.pairs:,} pairs"

@@ -108,12 +108,7 @@ class LanguageModel(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """All lines, empty ones too: none is left out but those that are no text."""
         files, dev = text_alone(data, "language model")
-        everything = FilterSettings(
-            max_pieces=2**31 - 1,
-            drop_empty=False,
-            drop_identical=False,
-            drop_duplicates=data.filters.drop_duplicates,
-        )
+        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002

@@ -84,6 +84,19 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
     )
 
 
+def explain_languages(settings: Settings, found: tuple[str | None, str | None], account: Account) -> None:
+    """Enters the languages of translations in the account: BLEU cuts words by the target's.
+
+    Args:
+        settings: as the user gave them.
+        found: the languages of source and target.
+        account: of the choices.
+    """
+    names = " ".join(language or "?" for language in found)
+    reason = "the files' suffixes" if all(found) else "the files' suffixes do not tell: say `--languages`, for BLEU too"
+    account.take("data.languages", names if settings.data.languages else None, Choice(names, reason))
+
+
 def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer | None, account: Account) -> ModelConfig:
     """The model, from the task, the preset and what the user said; without a tokenizer it is one of numbers.
 

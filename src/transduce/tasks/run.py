@@ -32,6 +32,7 @@ from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import (
     Account,
     as_settings,
+    explain_languages,
     keep_model,
     resolve_model,
     resolve_preset,
@@ -105,6 +106,8 @@ class Run:
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
             account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; {} were chosen first")
+        if self.kind.writes_translations:
+            explain_languages(settings, corpus.languages, account)
         if kept is not None:
             remember_beginning(folder, kept)
         resolved = self._resolve(settings, corpus, kept, account)
@@ -321,17 +324,22 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         precautions=take_precautions(
             run.machine,
             run.kind.largest(corpus, resolved),
-            corpus.describe,
+            lambda batch: run.kind.describe_batch(corpus, batch),
             run.processes.count,
             kernels=training.kernels,
         ),
     )
     if run.request.resume:
         found = trainer.resume()
+        if run.was_trained and not found and resolved.start_from is not None and not needs_stored(resolved):
+            # The weights were left random, since a checkpoint was to replace them.
+            raise TransduceError(
+                f"Every checkpoint in {run.request.out} is damaged: begin again with --from and another --out."
+            )
         run.display.say(
             f"Going on after step {trainer.step:,}."
             if found
-            else f"Nothing was saved in {run.request.out}: starting afresh."
+            else f"Nothing {'sound' if run.was_trained else 'was saved'} in {run.request.out}: starting afresh."
         )
     learning, whole = count_parameters(model)
     beside = f" beside a model of {whole:,}" if learning < whole else ""

@@ -197,7 +197,8 @@ class TimeSeries(TaskKind[SeriesCorpus]):
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
         """By the number of windows."""
-        steps = round(_EPOCHS * epoch_tokens / batch_tokens)
+        rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, one at least
+        steps = _EPOCHS * -(-pairs // rows)
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
         return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
 

@@ -200,7 +200,8 @@ def _format_of(path: str, chosen: Format) -> Format:
         chosen = _FORMAT_OF_SUFFIX.get(suffix, "lines")
     if chosen == "lines":
         raise TransduceError(
-            f"{path} holds one side only: name a target file too, or a file of pairs that ends in .tsv or .jsonl."
+            f"{path} holds one side only: name a target file too; a file of pairs ends in .tsv or .jsonl, or say "
+            "`--set data.format=tsv` (or jsonl)."
         )
     return chosen
 

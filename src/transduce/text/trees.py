@@ -17,6 +17,7 @@ _TRACE = "-NONE-"
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 # Treebanks write these words so, as brackets are structure.
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+_BACKSLASH = re.compile(r"\\([/*])")  # of the Penn Treebank's own files
 _ESCAPED = {escape: word for word, escape in _ESCAPES.items()}
 
 
@@ -52,7 +53,7 @@ def escape_word(word: str) -> str:
 
 def unescape_word(word: str) -> str:
     """A treebank's word as it was said."""
-    return _ESCAPED.get(word, word)
+    return _ESCAPED.get(word) or _BACKSLASH.sub(r"\1", word)
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:

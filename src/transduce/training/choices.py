@@ -209,7 +209,7 @@ def choose_learning_rate(
     """
     if schedule == "inverse-sqrt":
         after = max(warmup_steps, _PAPER_WARMUP_STEPS)
-        return Choice(paper_peak(d_model, after), f"equation (3) of the paper, after {after:,} steps")
+        return Choice(paper_peak(d_model, after), f"the peak of the paper's equation (3) with {after:,} warm-up steps")
     if batch_tokens >= _LARGE_BATCH:
         return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
     rate = 0.5 / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
@@ -225,7 +225,9 @@ def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
 
 
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
-    """The paper's for its own post-norm model; otherwise a linear fall to zero, as the number of steps is known."""
+    """The paper's where `norm_order` is post, as in its model; otherwise a linear fall to zero, as the number of steps
+    is known.
+    """
     if norm_order == "post":
         return Choice("inverse-sqrt", "the paper's schedule, section 5.3")
     return Choice("linear", "falls to zero at the last step")

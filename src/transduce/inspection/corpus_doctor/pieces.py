@@ -26,7 +26,6 @@ def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
     tokenizer = tokenizer or _learn(text)
     if tokenizer is None:
         return []
-    by = "a vocabulary learnt from the corpus" if learnt else "the model's vocabulary"
     sides = [
         _Pieces(side, vocabulary)
         for side, vocabulary in zip(text.sides, (tokenizer.source, tokenizer.target), strict=True)
@@ -36,7 +35,7 @@ def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
     return [
         line_finding(text, "long lines", (long[0], long[1]), message, 0.01),
         _ratios(text, sides[0].counts, sides[1].counts, filters),
-        _unknown(text, sides, by),
+        _unknown(text, sides, learnt=learnt),
     ]
 
 
@@ -77,7 +76,9 @@ def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], filt
     return line_finding(text, "unequal lengths", (unequal, []), message, 0.01)
 
 
-def _unknown(text: CorpusText, sides: Sequence[_Pieces], by: str) -> Finding:
+def _unknown(text: CorpusText, sides: Sequence[_Pieces], *, learnt: bool) -> Finding:
+    """Nothing to mend in the files where training would learn the same vocabulary."""
+    by = "a vocabulary learnt from the corpus" if learnt else "the model's vocabulary"
     pieces, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
     )
@@ -86,7 +87,7 @@ def _unknown(text: CorpusText, sides: Sequence[_Pieces], by: str) -> Finding:
     listed = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
     return Finding(
         name="unknown pieces",
-        severity=severity_of(odd, pieces, 0.01),
+        severity=severity_of(odd, pieces, 1.1 if learnt else 0.01),
         count=odd,
         share=share,
         message=f"{share:.2%} of the pieces spell a character in bytes or are unknown (by {by})",

@@ -21,6 +21,7 @@ from transduce.model.native.emit import I64, POINTER, Emitter, Value
 from transduce.model.native.products import NARROW, WIDE, Tile
 
 _LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
+_NO_ISA = ("SSE41", "AVX")
 _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA
 
 
@@ -58,11 +59,13 @@ def find_tile() -> Tile | None:
     if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
         return None
     features = llvm.get_host_cpu_features()
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    narrow = limit in _NARROW_ISA or os.environ.get("ATEN_CPU_CAPABILITY", "") == "avx2"
+    limit, capability = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), os.environ.get("ATEN_CPU_CAPABILITY", "")
+    if limit in _NO_ISA or capability == "default":
+        return None
+    narrow = limit in _NARROW_ISA or capability == "avx2"
     if features.get("avx512bw") and not narrow:
         return WIDE._replace(kind="bytes" if features.get("avx512vnni") and limit != "AVX512_CORE" else "sextets")
-    if features.get("avx2") and features.get("fma") and limit != "SSE41":
+    if features.get("avx2") and features.get("fma"):
         return NARROW._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 

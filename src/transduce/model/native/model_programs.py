@@ -82,7 +82,7 @@ class Places(NamedTuple):
 def supports_native(model: Transformer) -> bool:
     """Whether the programs can be written for a model of which `flat.supports` holds."""
     tile, config = find_tile(), model.config
-    if tile is None or config.d_model % tile.columns or config.key_width % tile.lanes:
+    if tile is None or config.d_model % tile.columns or config.d_ff % tile.columns or config.key_width % tile.lanes:
         return False
     if (config.num_heads * config.key_width) % tile.columns or config.activation != "relu":
         return False
