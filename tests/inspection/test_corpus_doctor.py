@@ -253,6 +253,14 @@ def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLin
     assert "by the model's vocabulary" in unknown.message
 
 
+def test_rare_characters_are_no_fault_where_training_would_learn_the_same(write_lines: WriteLines) -> None:
+    rare = [chr(0x4E00 + n) * 5 for n in range(len(SOURCE))]
+    report = examine(write_lines, [line + more for line, more in zip(SOURCE, rare, strict=True)], TARGET)
+    unknown = report.finding("unknown pieces")
+    assert unknown.share > 0.01
+    assert unknown.severity == "look"
+
+
 # --- files and pages -------------------------------------------------------------------------------------------
 
 

@@ -336,3 +336,19 @@ def test_a_task_of_one_text_has_no_target_vectors(toy_corpus: Path, glove: Path,
     }
     with pytest.raises(TransduceError, match=r"`task.kind` = language-model has one text and one matrix of embeddings"):
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
+
+
+def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
+    lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = lora_settings | {"training.lora_rank": 0, "training.steps": 1}
+    for folder, more in (("whole", {}), ("stored", {"training.lora_rank": 4})):
+        train(out=tmp_path / folder, settings=settings | more, **COMPUTING)
+        for path in (tmp_path / folder / "checkpoints").rglob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    going_on: dict[str, Any] = {"settings": {"training.steps": 2}, "resume": True, **COMPUTING}
+    with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: begin again with --from"):
+        train(out=tmp_path / "whole", **going_on)
+    capsys.readouterr()
+    train(out=tmp_path / "stored", **going_on)  # its first weights are stored beside
+    assert f"Nothing sound in {tmp_path / 'stored'}: starting afresh." in capsys.readouterr().err

@@ -378,8 +378,27 @@ def test_labels_that_a_kept_vocabulary_alters_are_refused(pretrained: Path, tmp_
     path = Path(files["target"][0])
     lines = path.read_text("utf-8").split("\n")
     path.write_text("\n".join(["two  spaces", *lines[1:]]), encoding="utf-8")
-    with pytest.raises(TransduceError, match=r"spells the label “two  spaces” as “two spaces”: rename it"):
+    message = r"spells the label “two  spaces” as “two spaces”: rename it .*, such as a number\.$"
+    with pytest.raises(TransduceError, match=message):
         run(tmp_path / "run", classify_settings(files, start_from=str(pretrained)))
+
+
+def test_a_batch_of_texts_is_described_by_its_labels(classifier_folder: Path) -> None:
+    request = RunRequest(settings={}, out=classifier_folder, resume=True, device="cpu", threads=1)
+    going_on = Run(request)
+    resolved, corpus = going_on.resume()
+    described = going_on.kind.describe_batch(corpus, going_on.kind.plan(corpus, resolved).batch(0, 0))
+    labels = ("a bird", "a cat", "a cow", "a dog")
+    assert set(described["target"]) <= set(labels)
+    assert described["target"] == [labels[number] for number in described["target_ids"]]
+
+
+@pytest.mark.parametrize("kind", ["language-model", "denoising"])
+def test_one_text_has_one_vocabulary(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "text.en").write_text("The dog runs.\n" * 50, encoding="utf-8")
+    settings = {"task": {"kind": kind}, "data": {"source": [str(tmp_path / "text.en")]}, "tokenizer": {"joint": False}}
+    with pytest.raises(TransduceError, match=r"`tokenizer\.joint` = false is for a vocabulary on either side"):
+        run(tmp_path / "run", settings)
 
 
 def test_brackets_may_be_written_as_the_treebank_has_them(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:

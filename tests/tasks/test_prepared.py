@@ -56,3 +56,30 @@ def test_a_folder_that_was_not_prepared_is_refused(toy_settings: dict[str, Any],
     settings = without_files(toy_settings) | {"data.prepared": str(tmp_path)}
     with pytest.raises(TransduceError, match=r"was not written by `transduce prepare`"):
         train(out=tmp_path / "out", settings=settings, device="cpu", threads=1)
+
+
+def test_the_dev_set_of_prepared_text_has_the_filters_it_was_prepared_with(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources, targets = (
+        Path(toy_settings[f"data.{side}"][0]).read_text("utf-8").split("\n")[:200] for side in ("source", "target")
+    )
+    short = [f"{line.split()[0]} {number}" for number, line in enumerate(targets)]
+    for name, lines in (("long.zh", [line * 6 for line in sources]), ("short.en", short)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    command = ["prepare", "--out", str(tmp_path / "shards"), "--source", str(tmp_path / "long.zh")]
+    command += ["--target", str(tmp_path / "short.en"), "--set", "tokenizer.vocabulary_size=600"]
+    assert main([*command, "--set", "data.filters.max_length_ratio=100"]) == 0
+    own = ("data.", "tokenizer.")
+    settings = {name: value for name, value in toy_settings.items() if not name.startswith(own)}
+    settings |= {"data.prepared": str(tmp_path / "shards"), "training.steps": 1}
+    train(out=tmp_path / "out", settings=settings, device="cpu", threads=1)
+    train(out=tmp_path / "out", settings={"training.steps": 2}, resume=True, device="cpu", threads=1)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+    assert main([*command[:2], str(tmp_path / "whole"), *command[3:], "--no-hold-out"]) == 0
+    capsys.readouterr()
+    with pytest.raises(
+        TransduceError, match=r"Nothing was held out as a dev set when .*whole was prepared: give --dev"
+    ):
+        train(out=tmp_path / "none", settings=settings | {"data.prepared": str(tmp_path / "whole")}, device="cpu")

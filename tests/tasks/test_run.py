@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,36 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     ):
         train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
     assert not (tmp_path / "model").exists()
+
+
+def test_the_languages_are_said_and_how_to_name_them(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(out=tmp_path / "run", settings=toy_settings, dry_run=True, device="cpu", threads=1)
+    assert re.search(r"data\.languages +zh en  the files' suffixes\n", capsys.readouterr().err)
+    for side in ("source", "target"):
+        shutil.copy(toy_settings[f"data.{side}"][0], tmp_path / f"{side}.text")
+    unnamed = toy_settings | {f"data.{side}": [str(tmp_path / f"{side}.text")] for side in ("source", "target")}
+    train(out=tmp_path / "run", settings=unnamed, dry_run=True, device="cpu", threads=1)
+    assert re.search(r"data\.languages +\? \?  .* do not tell: say `--languages`", capsys.readouterr().err)
+    said = unnamed | {"data.languages": ["zh", "en"]}
+    train(out=tmp_path / "run", settings=said, dry_run=True, device="cpu", threads=1)
+    assert re.search(r"data\.languages +zh en  as you said\n", capsys.readouterr().err)
+
+
+def test_dev_lines_that_are_no_text_are_left_out_of_all_that_is_judged(
+    toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    lines = Path(toy_settings["data.dev_source"][0]).read_bytes().split(b"\n")
+    (tmp_path / "dev.zh").write_bytes(b"\n".join([b"caf\xe9", *lines[1:]]))
+    settings = toy_settings | {"data.dev_source": [str(tmp_path / "dev.zh")], "training.steps": 2}
+    train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    request = RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1)
+    _, corpus = Run(request).resume()
+    assert isinstance(corpus, TaskCorpus)
+    assert len(corpus.dev_sources) == len(lines) - 2  # the file ends with a line's end
+    assert all("caf" not in source for source in corpus.dev_sources)
 
 
 def test_a_mistake_does_not_remove_a_folder_that_was_there(toy_settings: dict[str, Any], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.forecaster import Forecaster, load_forecaster
+from transduce.tasks.time_series import TimeSeries
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.training.checkpoint import load_newest
@@ -261,3 +262,9 @@ def test_stored_numbers_that_were_changed_are_refused(model: Path, tmp_path: Pat
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
     with pytest.raises(TransduceError, match=r"training\.f64 is not what the run stored"):
         train(out=folder, settings={"training.steps": 300}, resume=True, device="cpu", threads=1)
+
+
+def test_steps_are_counted_in_whole_windows() -> None:
+    kind = TimeSeries()
+    assert kind.choose_steps(421, 421 * 24 * 100, 1_024).value == 20 * 421  # a window is more than a step's numbers
+    assert kind.choose_steps(8_400, 8_400 * 24, 1_024).value == 20 * 200  # 42 windows a step

@@ -87,3 +87,9 @@ def test_the_treebank_is_read_whole(data_folder: Path) -> None:
     trees = [clean(tree) for tree in read_trees(data_folder / "craft-treebank" / "dev.trees.gz")]
     assert len(trees) == 2_780
     assert sum(len(tree.words()) for tree in trees if tree is not None) == 67_652
+
+
+def test_words_that_treebanks_escape_are_as_they_are_said() -> None:
+    tree = clean(read_tree(r"( (NP (CD 3) (CD 1\/2) (NN \*) (-LRB- -LRB-) (NN a\b)) )"))
+    assert tree is not None
+    assert tree.words() == ["3", "1/2", "*", "(", r"a\b"]
