@@ -176,7 +176,7 @@ def test_a_failed_run_leaves_nothing_and_what_was_there(
 def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = str(write_lines("same.de", ["der hund", "ein hund"]))
     files = CorpusFiles(source=(path,), target=(path,))
-    with pytest.raises(TransduceError, match=r"No pair of .*same\.de is left .*dropped 2 for source and target ident"):
+    with pytest.raises(TransduceError, match=r"No pair of .*same\.de is left: .*dropped 2 for source and target ident"):
         prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
     assert prepare(files, tokenizer, FilterSettings(drop_identical=False), tmp_path / "corpus").pairs == 2
