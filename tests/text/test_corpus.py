@@ -184,7 +184,9 @@ def test_files_that_do_not_fit_together(write: Write) -> None:
     a, b = write("a.zh", b"x\n"), write("b.en", b"x\n")
     with pytest.raises(TransduceError, match=r"equally many files, but there are 2 and 1: name them"):
         list(read_pairs(CorpusFiles(source=(a, b), target=(b,))))
-    with pytest.raises(TransduceError, match=r"a\.zh holds one side only: name a target file too"):
+    with pytest.raises(
+        TransduceError, match=r"a\.zh holds one side only: name a target file too; .* `--set data\.format=tsv`"
+    ):
         list(read_pairs(CorpusFiles(source=(a,))))
     with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is given"):
         list(read_pairs(CorpusFiles(source=(a,), target=(b,), format="tsv")))

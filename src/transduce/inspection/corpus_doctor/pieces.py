@@ -1,5 +1,6 @@
 """What the vocabulary makes of the lines: too many pieces, unequal numbers of them, characters without a piece."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -87,7 +88,7 @@ def _unknown(text: CorpusText, sides: Sequence[_Pieces], *, learnt: bool) -> Fin
     listed = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
     return Finding(
         name="unknown pieces",
-        severity=severity_of(odd, pieces, 1.1 if learnt else 0.01),
+        severity=severity_of(odd, pieces, math.inf if learnt else 0.01),
         count=odd,
         share=share,
         message=f"{share:.2%} of the pieces spell a character in bytes or are unknown (by {by})",

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from transduce.model.native.emit import Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
-from transduce.model.native.products import Tile, write_products, write_refining, write_rounding
+from transduce.model.native.lines import write_refining
+from transduce.model.native.products import Tile, write_products, write_rounding
 from transduce.model.quantized import Int8Linear, Use
 
 _LEAST = 1e-30  # a row of zeros is divided by this
@@ -127,7 +128,7 @@ def _linear_program(tile: Tile) -> Program:
 def _refining_program(tile: Tile) -> Program:
     """`refine_rows(x, N, D, weights, bias, logits, P)`."""
     k = new_emitter("refining", tile)
-    write_refining(k, tile)
+    write_refining(k, tile.vectors)
     with program(k, "refine_rows", 7) as (numbers, thread, threads):
         x, rows, width, weights, bias, logits, stride = numbers
         own = [k.place(each) for each in (weights, bias, logits)]

@@ -5,11 +5,12 @@ Legend: V vocabulary.
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I64, Emitter, Value
+from transduce.model.native.emit import F32, I64, POINTER, Emitter, Value
 from transduce.model.native.rows import exponential
 
 _VECTORS = 4  # of a block
 _NEVER = float("-inf")
+_LIKELY = 2.0  # nats; rounding moves a logit by a tenth of that
 
 
 class Line:
@@ -34,11 +35,7 @@ class Line:
 
     def _block_maximum(self, number: Value) -> Value:
         k, start = self.k, self.k.times(number, self.block)
-        vectors = [k.load_floats(self.place, k.sum_of(start, v * k.lanes)) for v in range(_VECTORS)]
-        while len(vectors) > 1:
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [k.greater(*pair) for pair in pairs]
-        return k.greatest(vectors[0])
+        return k.greatest(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
         k, most = self.k, self.k.variable(self.k.real(_NEVER))
@@ -147,3 +144,46 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
     found = k.sum_of(k.get(place, end), -k.lanes, offset)
     last = k.sum_of(end, -1)
     return k.build.select(k.build.icmp_signed("<", found, last), found, last)
+
+
+def write_refining(k: Emitter, vectors: int) -> None:
+    """`refine(x, N, D, weights, bias, logits, P, thread, threads)`.
+
+    Of each row of logits (N, P), P a multiple of so many vectors' elements, those that are less than `_LIKELY` below
+    the greatest become x (N, D) times the float32 weights' row (O, D), plus the bias (O,).
+    """
+    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
+    block = vectors * k.lanes
+    with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
+        first, last = k.share(rows, *share)
+        with k.loop(first, last) as row:
+            line, own = k.at(logits, k.times(row, stride)), k.at(x, k.times(row, width))
+            most = k.variable(k.splat(_NEVER))
+            with k.loop(0, stride, block) as column:
+                k.store(k.greater(_greatest_of_vectors(k, line, column, vectors), k.get(most, k.splat(0.0))), most)
+            bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
+            with k.loop(0, stride, block) as column:
+                some = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, vectors), bound)
+                with k.where_any(some), k.loop(column, k.sum_of(column, block), k.lanes) as start:
+                    likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
+                    with k.each_set(likely) as place:
+                        output = k.sum_of(start, place)
+                        exact = _dot(k, own, k.at(weights, k.times(output, width)), width)
+                        k.store(k.build.fadd(exact, k.load(k.at(bias, output))), k.at(line, output))
+
+
+def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> Value:
+    """A vector of the greatest in the same place of each of so many, a power of two."""
+    vectors = [k.load_floats(array, k.sum_of(start, number * k.lanes)) for number in range(count)]
+    while len(vectors) > 1:
+        vectors = [k.greater(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _dot(k: Emitter, one: Value, other: Value, width: Value) -> Value:
+    """The sum of the products of two rows of floats."""
+    total = k.variable(k.splat(0.0))
+    with k.loop(0, width, k.lanes) as column:
+        known = k.get(total, k.splat(0.0))
+        k.store(k.madd(k.load_floats(one, column), k.load_floats(other, column), known), total)
+    return k.total(k.get(total, k.splat(0.0)))

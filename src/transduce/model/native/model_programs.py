@@ -17,7 +17,8 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.native.emit import I32, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
-from transduce.model.native.products import write_products, write_refining, write_rounding
+from transduce.model.native.lines import write_refining
+from transduce.model.native.products import write_products, write_rounding
 from transduce.model.native.rows import Heads, write_attention, write_embedding, write_heads, write_norms
 from transduce.model.quantized import Int8MemoryAttention, Int8Transformer
 from transduce.model.stack import each_layer
@@ -127,7 +128,7 @@ class ModelPrograms:
         self._most_positions = config.max_positions if config.positions == "learned" else 2**31
         self._products = [vars(product) for product in _all_products(model)]
         k = new_emitter("model", output_of(model).tile)
-        write_refining(k, output_of(model).tile)
+        write_refining(k, output_of(model).tile.vectors)
         write_embedding(k)
         write_norms(k)
         write_heads(k, self.heads)
@@ -233,16 +234,17 @@ class _Writer:
         first, last = outputs or (0, linear.padded_outputs)
         k, (weights, start, steps, bias) = self.k, linear.addresses()
         self._product(
-            (linear, ending),
+            linear,
+            ending,
             (self.places.rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
             (weights + first * linear.width, start + first * 4, steps + first * 4, bias + first * 4),
             (k.number(last - first), out),
         )
 
     def _product(
-        self, kind: tuple[Any, str], rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]
+        self, linear: Any, ending: str, rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]
     ) -> None:
-        k, (linear, ending) = self.k, kind
+        k = self.k
         name = f"product_{linear.tile.kind}_{ending}"
         if not k.has(name):
             write_products(k, linear.tile, (ending,))
@@ -293,11 +295,11 @@ class _Writer:
             self._round(inner, some, count, places.rounded)
             rows = (places.rounded, places.scales, count, width)
             into = (k.number(inner.padded_outputs), places.inner)
-            self._product((inner, "relu"), rows, inner.addresses(), into)
+            self._product(inner, "relu", rows, inner.addresses(), into)
             self._round(outer, places.inner, count, places.rounded_inner)
             rows = (places.rounded_inner, places.scales, count, inner_width)
             into = (k.number(outer.padded_outputs), there)
-            self._product((outer, "add"), rows, outer.addresses(), into)
+            self._product(outer, "add", rows, outer.addresses(), into)
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""

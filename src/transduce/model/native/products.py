@@ -19,8 +19,6 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.model.native.emit import I8, I16, I32, I64, POINTER, Emitter, Value
 
 _LEAST = 1e-30  # a row of zeros is divided by this
-_LIKELY = 2.0  # nats; rounding moves a logit by a tenth of that
-
 
 Kind = Literal["bytes", "sextets", "words"]
 
@@ -221,45 +219,3 @@ def _multiply(k: Emitter, tile: Tile, total: Value, inputs: Sequence[Value], wei
 
 _BYTES_TO_PAIRS = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
 _WORDS_TO_SUMS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
-
-
-def write_refining(k: Emitter, tile: Tile) -> None:
-    """`refine(x, N, D, weights, bias, logits, P, thread, threads)`.
-
-    Of each row of logits (N, P), P a multiple of C, those that are less than `_LIKELY` below the greatest become x
-    (N, D) times the float32 weights' row (O, D), plus the bias (O,).
-    """
-    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
-    with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
-        first, last = k.share(rows, *share)
-        with k.loop(first, last) as row:
-            line, own = k.at(logits, k.times(row, stride)), k.at(x, k.times(row, width))
-            most = k.variable(k.splat(float("-inf")))
-            with k.loop(0, stride, tile.columns) as column:
-                k.store(k.greater(_greatest_of_block(k, tile, line, column), k.get(most, k.splat(0.0))), most)
-            bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
-            with k.loop(0, stride, tile.columns) as column:
-                some = k.build.fcmp_ordered(">", _greatest_of_block(k, tile, line, column), bound)
-                with k.where_any(some), k.loop(column, k.sum_of(column, tile.columns), k.lanes) as start:
-                    likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
-                    with k.each_set(likely) as place:
-                        output = k.sum_of(start, place)
-                        exact = _dot(k, own, k.at(weights, k.times(output, width)), width)
-                        k.store(k.build.fadd(exact, k.load(k.at(bias, output))), k.at(line, output))
-
-
-def _greatest_of_block(k: Emitter, tile: Tile, line: Value, column: Value) -> Value:
-    """A vector of the greatest in the same place of each vector of a block."""
-    first, *others = (k.load_floats(line, k.sum_of(column, v * k.lanes)) for v in range(tile.vectors))
-    for other in others:
-        first = k.greater(first, other)
-    return first
-
-
-def _dot(k: Emitter, one: Value, other: Value, width: Value) -> Value:
-    """The sum of the products of two rows of floats."""
-    total = k.variable(k.splat(0.0))
-    with k.loop(0, width, k.lanes) as column:
-        known = k.get(total, k.splat(0.0))
-        k.store(k.madd(k.load_floats(one, column), k.load_floats(other, column), known), total)
-    return k.total(k.get(total, k.splat(0.0)))
