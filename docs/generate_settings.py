@@ -52,6 +52,9 @@ MEANINGS = {
     "training.learning_rate": "The highest rate of the schedule.",
     "training.schedule": "Its shape after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
     "training.warmup_steps": "Steps in which the rate rises from 0.",
+    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: the matrices of layers move by their gradient's "
+    "momentum made orthogonal (Jordan et al. 2024), and Adam takes the rest.",
+    "training.momentum": "Muon: decay of the mean of the gradients.",
     "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
     "training.beta2": "Adam: decay of the mean of their squares.",
     "training.epsilon": "Adam: what is added to the divisor.",

@@ -21,13 +21,14 @@ from transduce.training.choices import (
     choose_compile,
     choose_kernels,
     choose_label_smoothing,
+    choose_optimizer,
     choose_patience,
     choose_preset_in_time,
     choose_vocabulary_size,
     choose_warmup_steps,
 )
 from transduce.training.lora import usual_alpha
-from transduce.training.settings import Kernels, ResolvedTraining, TrainingSettings
+from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
 
 _MAY_CHANGE = ("dropout", "attention_dropout", "activation_dropout")
 MOST_CHARACTERS = 40_000
@@ -228,6 +229,7 @@ def resolve_training(
         minutes=said.minutes,
         batch_tokens=batch_tokens,
         accumulate=1 if said.accumulate is None else said.accumulate,
+        optimizer=_resolve_optimizer(settings, model, account),
         learning_rate=take(
             "training.learning_rate",
             said.learning_rate,
@@ -235,6 +237,7 @@ def resolve_training(
         ),
         schedule=schedule,
         warmup_steps=warmup,
+        momentum=said.momentum,
         beta1=said.beta1,
         beta2=said.beta2,
         epsilon=said.epsilon,
@@ -265,6 +268,19 @@ def resolve_training(
         else None,
         lora_projections=said.lora_projections,
     )
+
+
+def _resolve_optimizer(settings: Settings, model: ModelConfig, account: Account) -> OptimizerName:
+    said = settings.training
+    if said.optimizer == "muon" and model.kind == "recurrent":
+        raise TransduceError(
+            "`training.optimizer` is muon, which takes the matrices of attention and feed-forward layers, but "
+            "`model.kind` is recurrent, which has none: leave it out, or choose adam."
+        )
+    in_parts = said.sharded or said.lora_rank > 0
+    choice = choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from, in_parts=in_parts)
+    optimizer: OptimizerName = account.take("training.optimizer", said.optimizer, choice)
+    return optimizer
 
 
 def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:

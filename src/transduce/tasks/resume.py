@@ -44,7 +44,10 @@ def read_stored(path: Path) -> Settings:
         TransduceError: the file is damaged, or of another version.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), Settings)
+        content = tomllib.loads(path.read_text("utf-8"))
+        # Before there was a choice, there was Adam.
+        training = {"optimizer": "adam"} | content.get("training", {})
+        return msgspec.convert(content | {"training": training}, Settings)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 

@@ -1,22 +1,23 @@
 """A model's parameters as one flat vector, and the step that changes them.
 
-The model computes with float32 or bfloat16 weights; masters, moments and the average are float32. As everything lies
+The model computes with float32 or bfloat16 weights; masters, momenta and the average are float32. As everything lies
 in one vector, a step is a handful of operations, clipping takes one norm, and processes exchange few tensors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from transduce.training.adam import FlatAdam, is_finite
+from transduce.model.matrices import layer_matrices
 from transduce.training.frozen import FrozenWeights
 from transduce.training.processes import Processes
 from transduce.training.reduction import GradientReduction
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
 from transduce.training.statistics import KIND, RunningStatistics
+from transduce.training.update import FlatUpdate, is_finite
 
 
 class Optimizer(Protocol):
@@ -39,7 +40,7 @@ class Optimizer(Protocol):
         """Updates taken."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What this process holds of master weights, moments and average, by kind and name."""
+        """What this process holds of master weights, momenta and average, by kind and name."""
 
     @property
     def rows(self) -> dict[str, Rows] | None:
@@ -67,8 +68,9 @@ class FlatOptimizer:
         processes: Processes | None = None,
     ) -> None:
         self.settings = settings
-        self.names, parameters = distinct_parameters(model)
-        self.shapes = [p.shape for p in parameters]
+        matrices = layer_matrices(model) if settings.optimizer == "muon" else {}
+        named = sorted(distinct_parameters(model).items(), key=lambda item: item[0] in matrices)  # these stand last
+        parameters = [parameter for _, parameter in named]
         self.master = torch.cat([p.detach().float().flatten() for p in parameters])
         self.working = self.master if dtype == torch.float32 else self.master.to(dtype)
         self.working_gradient = torch.zeros_like(self.working)
@@ -78,7 +80,8 @@ class FlatOptimizer:
         if dtype != torch.float32:
             model.to(dtype)  # buffers, and what does not learn; the other parameters are already
         self._statistics, self._between_steps = RunningStatistics(model), True
-        self.adam = FlatAdam(self.master, self.gradient, self.shapes, settings)
+        shapes = {name: parameter.shape for name, parameter in named}
+        self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices)
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
 
@@ -110,7 +113,7 @@ class FlatOptimizer:
         """
         norm = float(self.gradient.norm()) / tokens
         if is_finite(norm):
-            self.adam.update(norm, tokens, rate)
+            self._update.update(norm, tokens, rate)
             self._show_masters()
             self._statistics.accept()
         self.gradient.zero_()
@@ -128,9 +131,8 @@ class FlatOptimizer:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Named views of master weights, moments and average, and running statistics where the model has some."""
-        found = {kind: self._named(vector) for kind, vector in self.adam.vectors().items()}
-        return found | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
+        """Named views of master weights, momenta and average, and running statistics where the model has some."""
+        return self._update.state() | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
     def rows(self) -> None:
@@ -139,40 +141,29 @@ class FlatOptimizer:
 
     @property
     def updates(self) -> int:
-        """Updates taken, which Adam's bias correction counts."""
-        return self.adam.updates
+        """Updates taken."""
+        return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Takes back what `state` returned."""
-        for kind, vector in self.adam.vectors().items():
-            for name, tensor in self._named(vector).items():
+        for kind, tensors in self._update.state().items():
+            for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])
         self._statistics.load(state.get(KIND, {}))
-        self.adam.updates = updates
+        self._update.updates = updates
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
         """What a model folder gets: the average, or the masters where there is none; and the newest statistics."""
-        return self._frozen.complete(self._named(self.adam.kept)) | self._statistics.accepted
-
-    def _named(self, vector: Tensor) -> dict[str, Tensor]:
-        return dict(named_parts(vector, self.names, self.shapes))
+        return self._frozen.complete(self._update.kept) | self._statistics.accepted
 
 
-def distinct_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """Names and parameters that learn; shared ones once, under their first name."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [name for name, _ in named], [parameter for _, parameter in named]
+def distinct_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name; shared ones once, under their first name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def named_parts(vector: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]) -> Iterator[tuple[str, Tensor]]:
-    """Views of a flat vector, by name and shape."""
-    sizes = [shape.numel() for shape in shapes]
-    for name, part, shape in zip(names, vector.split(sizes), shapes, strict=True):
-        yield name, part.view(shape)
-
-
-def _make_views(parameters: list[nn.Parameter], working: Tensor, gradient: Tensor) -> None:
+def _make_views(parameters: Sequence[nn.Parameter], working: Tensor, gradient: Tensor) -> None:
     sizes = [p.numel() for p in parameters]
     for parameter, weights, slot in zip(parameters, working.split(sizes), gradient.split(sizes), strict=True):
         parameter.data = weights.view(parameter.shape)

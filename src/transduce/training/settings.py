@@ -9,6 +9,7 @@ from transduce.training.schedule import ScheduleName
 
 Precision = Literal["fp32", "bf16"]
 Kernels = Literal["native", "torch"]
+OptimizerName = Literal["adam", "muon"]
 BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1", "skill"]
 # What LoRA can adapt in a layer.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
@@ -27,10 +28,15 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     batch_tokens: int | None = None
     # A step is cut into so many micro-batches, whose gradients are added.
     accumulate: int | None = None
-    # Optimiser: Adam (section 5.3).
+    # adam: the paper's (section 5.3); muon: layers' matrices move by their gradient's momentum made orthogonal (Jordan
+    # et al. 2024), and Adam takes the rest.
+    optimizer: OptimizerName | None = None
     learning_rate: float | None = None
     schedule: ScheduleName | None = None
     warmup_steps: int | None = None
+    # Muon: decay of the mean of the gradients.
+    momentum: float = 0.95
+    # Adam: decay of the mean of the gradients, and of their squares, and what is added to the divisor.
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
@@ -90,7 +96,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
-        for name in ("label_smoothing", "average_decay", "beta1", "beta2"):
+        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
@@ -103,6 +109,12 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
                 "give one of them."
+            )
+        if self.optimizer == "muon" and (self.sharded or self.lora_rank):
+            name = "sharded" if self.sharded else "lora_rank"
+            raise TransduceError(
+                f"`training.optimizer` is muon, which needs whole matrices, but `training.{name}` leaves only parts of "
+                "them to learn: leave one of them out."
             )
         self._check_lora()
 
@@ -132,9 +144,11 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     minutes: float | None
     batch_tokens: int
     accumulate: int
+    optimizer: OptimizerName = "adam"
     learning_rate: float
     schedule: ScheduleName
     warmup_steps: int
+    momentum: float = 0.95
     beta1: float
     beta2: float
     epsilon: float

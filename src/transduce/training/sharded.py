@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from transduce.training.adam import FlatAdam, is_finite
 from transduce.training.loss import Loss
-from transduce.training.optimizer import distinct_parameters, named_parts
+from transduce.training.optimizer import distinct_parameters
 from transduce.training.processes import Processes
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
+from transduce.training.update import FlatUpdate, is_finite
 
 
 class ShardedLoss(nn.Module):
@@ -71,11 +71,11 @@ class ShardedOptimizer:
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self._module = cast("FSDPModule", loss)
-        self.names, parameters = distinct_parameters(loss.model)
-        self._parameters = [cast("DTensor", parameter) for parameter in parameters]
-        self.shapes = [p.to_local().shape for p in self._parameters]
-        master = torch.cat([p.to_local().detach().flatten() for p in self._parameters])
-        self.adam = FlatAdam(master, torch.zeros_like(master), self.shapes, settings)
+        parameters = distinct_parameters(loss.model)
+        self._parameters = {name: cast("DTensor", parameter) for name, parameter in parameters.items()}
+        master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
+        shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
+        self._update = FlatUpdate(master, torch.zeros_like(master), shapes, settings)
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""
@@ -87,38 +87,38 @@ class ShardedOptimizer:
         """After the last micro-batch: the sums of the own rows."""
         if not self._last:
             return
-        torch.cat([_own_gradient(parameter) for parameter in self._parameters], out=self.adam.gradient)
-        for parameter in self._parameters:
+        torch.cat([_own_gradient(p) for p in self._parameters.values()], out=self._update.gradient)
+        for parameter in self._parameters.values():
             parameter.grad = None
 
     def step(self, tokens: int, rate: float) -> float:
         """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
-        squares = float(self.adam.gradient.norm()) ** 2
+        squares = float(self._update.gradient.norm()) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if is_finite(norm):
-            self.adam.update(norm, tokens, rate)
+            self._update.update(norm, tokens, rate)
             self._show_masters()
-        self.adam.gradient.zero_()
+        self._update.gradient.zero_()
         return norm
 
     def forget_gradient(self) -> None:
         """The micro-batches since the last step count for nothing."""
-        self.adam.gradient.zero_()
+        self._update.gradient.zero_()
 
     @torch.no_grad()
     def _show_masters(self) -> None:
-        for parameter, part in zip(self._parameters, self._parts(self.adam.master).values(), strict=True):
-            parameter.to_local().copy_(part)
+        for name, part in self._update.state()["weights"].items():
+            self._parameters[name].to_local().copy_(part)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Named views of the own rows of master weights, moments and average."""
-        return {kind: self._parts(vector) for kind, vector in self.adam.vectors().items()}
+        return self._update.state()
 
     @property
     def rows(self) -> dict[str, Rows]:
         """Which rows of which whole the own ones are."""
         found = {}
-        for name, parameter in zip(self.names, self._parameters, strict=True):
+        for name, parameter in self._parameters.items():
             whole = parameter.shape
             each = -(-whole[0] // self.processes.count)
             found[name] = Rows(min(self.processes.rank * each, whole[0]), list(whole))
@@ -126,8 +126,8 @@ class ShardedOptimizer:
 
     @property
     def updates(self) -> int:
-        """Updates taken, which Adam's bias correction counts."""
-        return self.adam.updates
+        """Updates taken."""
+        return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Takes the own rows of what a checkpoint holds, whoever wrote it."""
@@ -136,24 +136,19 @@ class ShardedOptimizer:
             for name, tensor in tensors.items():
                 start = rows[name].start
                 tensor.copy_(state[kind][name][start : start + len(tensor)])
-        self.adam.updates = updates
+        self._update.updates = updates
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
         """The whole weights that a model folder gets, gathered from all processes."""
-        return dict(zip(self.names, self._gather(self.adam.kept), strict=True))
-
-    def _gather(self, vector: Tensor) -> list[Tensor]:
-        found = []
-        for parameter, part in zip(self._parameters, self._parts(vector).values(), strict=True):
+        found = {}
+        for name, part in self._update.kept.items():
+            parameter = self._parameters[name]
             local = DTensor.from_local(
                 part, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
             )
-            found.append(local.full_tensor())
+            found[name] = local.full_tensor()
         return found
-
-    def _parts(self, vector: Tensor) -> dict[str, Tensor]:
-        return dict(named_parts(vector, self.names, self.shapes))
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:

@@ -1,0 +1,97 @@
+"""One update of all parameters that learn: clipping, weight decay, Adam or Muon, and the running average.
+
+The parameters lie in one flat float32 vector: first those that Adam takes, then the matrices that Muon takes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from transduce.training.adam import Adam
+from transduce.training.muon import Muon
+from transduce.training.settings import ResolvedTraining
+
+
+class FlatUpdate:
+    """Masters, what the optimisers remember and, where one is kept, the average; and the gradient's vector."""
+
+    def __init__(
+        self,
+        master: Tensor,
+        gradient: Tensor,
+        shapes: Mapping[str, torch.Size],
+        settings: ResolvedTraining,
+        matrices: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Begins with nothing remembered.
+
+        Args:
+            master: float32, changed by each update.
+            gradient: as long.
+            shapes: of the parameters by name, in their order in `master`: those of `matrices` last.
+            settings: of the run.
+            matrices: which of them Muon takes, and the rows of each matrix that stands in one. None: Adam takes all.
+        """
+        self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
+        parts = self._named(master, list(shapes))
+        self._decaying = [part for part in parts.values() if part.dim() > 1]
+        self.average = master.clone() if settings.average_decay else None
+        taken = {} if matrices is None else matrices
+        self._names = [name for name in shapes if name not in taken], [name for name in shapes if name in taken]
+        start = sum(shapes[name].numel() for name in self._names[0])
+        self.adam = Adam(master[:start], gradient[:start], settings)
+        blocks = [(rows, shapes[name][1]) for name in self._names[1] for rows in taken[name]]
+        self.muon = Muon(master[start:], gradient[start:], blocks, settings) if blocks else None
+
+    def update(self, norm: float, tokens: int, rate: float) -> None:
+        """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
+        clip = self.settings.clip_norm
+        factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        self.gradient *= factor / tokens
+        if self.settings.weight_decay and self._decaying:
+            torch._foreach_mul_(self._decaying, 1.0 - rate * self.settings.weight_decay)
+        self.adam.step(rate)
+        if self.muon is not None:
+            self.muon.step(rate)
+        self._average(self.updates)
+
+    def _average(self, step: int) -> None:
+        """Exponential average; at the start, where there is no past, over what there is."""
+        if self.average is not None:
+            decay = min(self.settings.average_decay, (1 + step) / (10 + step))
+            self.average.lerp_(self.master, 1.0 - decay)
+
+    @property
+    def updates(self) -> int:
+        """Updates taken."""
+        return self.adam.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self.adam.updates = updates
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Views of all that a checkpoint holds, by kind and parameter."""
+        found = {"weights": self._named(self.master, list(self.shapes))}
+        remembered = (self.adam.vectors(), {} if self.muon is None else self.muon.vectors())
+        for vectors, names in zip(remembered, self._names, strict=True):
+            found |= {kind: self._named(vector, names) for kind, vector in vectors.items()}
+        if self.average is not None:
+            found["average"] = self._named(self.average, list(self.shapes))
+        return found
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """What a model folder gets: the average, or the masters where there is none."""
+        return self._named(self.master if self.average is None else self.average, list(self.shapes))
+
+    def _named(self, vector: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        shapes = [self.shapes[name] for name in names]
+        parts = vector.split([shape.numel() for shape in shapes])
+        return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+
+
+def is_finite(number: float) -> bool:
+    """Neither infinite nor NaN."""
+    return number - number == 0.0
