@@ -13,6 +13,7 @@ from transduce.training.choices import (
     choose_epochs,
     choose_language_model_batch_tokens,
     choose_learning_rate,
+    choose_optimizer,
     choose_patience,
     choose_preset,
     choose_preset_in_time,
@@ -159,6 +160,15 @@ def test_learning_rate_falls_with_the_root_of_the_batch() -> None:
     assert choose_learning_rate(128, "linear", 4_000, 25_000).value == 0.5 / 128
     assert choose_learning_rate(128, "linear", 4_000, 1_024).value == 0.25 / 128
     assert "√(1,024 / 4,096 tokens)" in choose_learning_rate(128, "linear", 4_000, 1_024).reason
+
+
+def test_muon_is_for_layers_matrices_with_random_weights() -> None:
+    def choose(kind: str = "transformer", order: str = "pre", start: str | None = None, parts: bool = False) -> str:
+        return choose_optimizer(kind, order, start_from=start, in_parts=parts).value
+
+    assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
+    assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"
+    assert choose(start="models/other") == choose(parts=True) == "adam"
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

@@ -25,6 +25,15 @@ def test_steps_take_the_place_of_minutes(trained: Path, tmp_path: Path) -> None:
     assert (changed.training.steps, changed.training.minutes) == (50, None)
 
 
+def test_a_run_of_before_there_was_a_choice_goes_on_with_adam(trained: Path, tmp_path: Path) -> None:
+    text = (trained / "settings.toml").read_text("utf-8")
+    assert 'optimizer = "muon"\n' in text
+    path = tmp_path / "settings.toml"
+    path.write_text(text.replace('optimizer = "muon"\n', ""), "utf-8")
+    assert read_stored(path).training.optimizer == "adam"
+    assert read_stored(trained / "settings.toml").training.optimizer == "muon"
+
+
 def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}

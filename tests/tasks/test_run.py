@@ -95,6 +95,10 @@ def test_what_was_said_is_shown_as_said(
         ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
         ({"data.dev_target": []}, r"dev\.zh holds one side only: name a target file too"),
         ({"model.d_model": 33}, r"`model\.d_model` must be even \(a sine and a cosine a pair\), but is 33"),
+        (
+            {"model.kind": "recurrent", "training.optimizer": "muon"},
+            r"`training\.optimizer` is muon, which takes the matrices of attention .* but `model\.kind` is recurrent",
+        ),
         ({"model.num_heads": 5}, r"must be a multiple of `model\.num_heads`, but 32 is not one of 5"),
         ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
         ({"tokenizer.vocabulary_size": 20}, "`tokenizer.vocabulary_size` 20 is too small for the text's characters"),
