@@ -23,6 +23,7 @@ from transduce.training.choices import PRESETS, count_parameters
 
 VARIANTS: dict[str, dict[str, str]] = {
     "chosen": {},
+    "adam": {"training.optimizer": "=adam"},
     "half the learning rate": {"training.learning_rate": "0.5"},
     "twice the learning rate": {"training.learning_rate": "2"},
     "half the batch": {"training.batch_tokens": "0.5", "training.learning_rate": "0.7"},
@@ -101,6 +102,9 @@ def run_variant(
     values, preset, options = dict(usual), changes.get("preset", f"={usual_preset}")[1:], []
     for name, change in changes.items():
         if name == "preset":
+            continue
+        if name not in usual:  # a word
+            options += ["--set", f"{name}{change}"]
             continue
         values[name] = float(change[1:]) if change.startswith("=") else usual[name] * float(change)
         whole = name in ("tokenizer.vocabulary_size", "training.batch_tokens")

@@ -42,7 +42,7 @@ def main() -> None:
     if choose_compile(work.device).value:
         compile_layers(model, work.device)
     precision = detect_machine(work.device).precision if work.precision == CHOSEN else work.precision
-    optimizer = FlatOptimizer(model, optimizer_settings(precision), DTYPES[precision])
+    optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
     task = TranslationTask(model, label_smoothing=work.label_smoothing)
     batches = [
         Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum())) for s, t in pairs

@@ -1,11 +1,11 @@
 """The settings with which training speed is measured: an optimiser as `transduce train` has it."""
 
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import OptimizerName, ResolvedTraining
 
 RATE, STEP_TOKENS, LABEL_SMOOTHING = 1e-4, 4096, 0.1
 
 
-def optimizer_settings(precision: str) -> ResolvedTraining:
+def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> ResolvedTraining:
     """Settings of which only the optimiser's matter here: they are those of the default run."""
     return ResolvedTraining(
         seed=1,
@@ -13,6 +13,7 @@ def optimizer_settings(precision: str) -> ResolvedTraining:
         minutes=None,
         batch_tokens=STEP_TOKENS,
         accumulate=1,
+        optimizer=optimizer,
         learning_rate=RATE,
         schedule="linear",
         warmup_steps=0,

@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class Work(NamedTuple):
     device: str
     precision: str  # fp32, bf16 (autocast for a peer) or pure-bf16; CHOSEN by ours
     attention: str  # sdpa or eager; ours chooses by itself
+    optimizer: Literal["adam", "muon"]  # muon is ours alone
 
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:
