@@ -162,6 +162,12 @@ def test_learning_rate_falls_with_the_root_of_the_batch() -> None:
     assert "√(1,024 / 4,096 tokens)" in choose_learning_rate(128, "linear", 4_000, 1_024).reason
 
 
+def test_muon_takes_twice_adams_rate() -> None:
+    for tokens in (512, 2_048, 25_000):
+        adam, muon = (choose_learning_rate(256, "linear", 400, tokens, name).value for name in ("adam", "muon"))
+        assert muon == 2.0 * adam
+
+
 def test_muon_is_for_layers_matrices_with_random_weights() -> None:
     def choose(kind: str = "transformer", order: str = "pre", start: str | None = None, parts: bool = False) -> str:
         return choose_optimizer(kind, order, start_from=start, in_parts=parts).value

@@ -65,7 +65,8 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
         "tiny  900 pairs, fewer than 50,000",
         "128  preset tiny",
         "falls to zero at the last step",
-        "0.5 / d_model (128)",
+        "muon  needs half of Adam's steps",
+        "1 / d_model (128)",
         "Dry run: nothing was trained.",
     ):
         assert line in said

@@ -45,7 +45,7 @@ from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy
+from transduce.training.settings import BestBy, OptimizerName
 
 _DEV_ROWS = 64
 _ROWS = 32
@@ -179,6 +179,7 @@ class Classification(TextKind):
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
         batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
         """6.5e-5 at BERT's width for a pretrained model, where its makers took 2e-5 to 5e-5; several times as much for
         one that is not, and ten times for updates of LoRA.

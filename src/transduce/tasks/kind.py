@@ -40,7 +40,7 @@ from transduce.training.choices import (
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, Precision
+from transduce.training.settings import BestBy, OptimizerName, Precision
 
 DEV_BATCH_TOKENS = 4_096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -211,13 +211,14 @@ class TaskKind(ABC, Generic[C]):
         schedule: ScheduleName,
         warmup_steps: int,
         batch_tokens: int,
+        optimizer: OptimizerName,
     ) -> Choice[float]:
         """The highest learning rate; less for a model that is to learn more of what it knows."""
         if goes_on_learning(settings, self.name):
             return choose_fine_tuning_rate(d_model)
         if not self.rate_follows_batch:
-            return choose_learning_rate(d_model, schedule, warmup_steps)
-        return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens)
+            return choose_learning_rate(d_model, schedule, warmup_steps, optimizer=optimizer)
+        return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, translated: int) -> Choice[BestBy]:
         """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""

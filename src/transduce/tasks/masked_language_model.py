@@ -55,6 +55,7 @@ from transduce.training.choices import (
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.schedule import ScheduleName
+from transduce.training.settings import OptimizerName
 
 # The text with a sentence a line, and an empty line after each document.
 _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
@@ -245,6 +246,7 @@ class MaskedLanguageModel(TextKind):
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
         batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
         """Half of what pre-norm models take."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")

@@ -223,17 +223,18 @@ def resolve_training(
     order = model.norm_order if settings.start_from is None else "pre"
     schedule = take("training.schedule", said.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
+    optimizer = _resolve_optimizer(settings, model, account)
     return ResolvedTraining(
         seed=said.seed,
         steps=steps,
         minutes=said.minutes,
         batch_tokens=batch_tokens,
         accumulate=1 if said.accumulate is None else said.accumulate,
-        optimizer=_resolve_optimizer(settings, model, account),
+        optimizer=optimizer,
         learning_rate=take(
             "training.learning_rate",
             said.learning_rate,
-            kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens),
+            kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
         ),
         schedule=schedule,
         warmup_steps=warmup,

@@ -218,20 +218,26 @@ def choose_optimizer(
 
 
 def choose_learning_rate(
-    d_model: int, schedule: ScheduleName, warmup_steps: int, batch_tokens: int = _LARGE_BATCH
+    d_model: int,
+    schedule: ScheduleName,
+    warmup_steps: int,
+    batch_tokens: int = _LARGE_BATCH,
+    optimizer: OptimizerName = "adam",
 ) -> Choice[float]:
-    """0.5 / d_model at the peak: wider models need smaller steps. Where a step has fewer than 4,096 tokens, times the
-    root of their share of these, as Adam wants it (Malladi et al. 2022); but not for language models and time series.
+    """0.5 / d_model at the peak: wider models need smaller steps; twice that with Muon. Where a step has fewer than
+    4,096 tokens, times the root of their share of these, as Adam wants it (Malladi et al. 2022); but not for language
+    models and time series.
     With the paper's schedule, equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher
     one, after which a post-norm model loses what it has learnt.
     """
     if schedule == "inverse-sqrt":
         after = max(warmup_steps, _PAPER_WARMUP_STEPS)
         return Choice(paper_peak(d_model, after), f"the peak of the paper's equation (3) with {after:,} warm-up steps")
+    share = 1.0 if optimizer == "muon" else 0.5
     if batch_tokens >= _LARGE_BATCH:
-        return Choice(0.5 / d_model, f"0.5 / d_model ({d_model})")
-    rate = 0.5 / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
-    return Choice(rate, f"0.5 / d_model ({d_model}) × √({batch_tokens:,} / {_LARGE_BATCH:,} tokens)")
+        return Choice(share / d_model, f"{share:g} / d_model ({d_model})")
+    rate = share / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
+    return Choice(rate, f"{share:g} / d_model ({d_model}) × √({batch_tokens:,} / {_LARGE_BATCH:,} tokens)")
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
