@@ -14,7 +14,7 @@ from transduce.text.demo_grammar import AlignedPair, generate
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
 _SHOWN = 6  # further sentences, out of the held-out ones
-STEPS = 1_000
+STEPS = 600
 
 
 class DemoResult(msgspec.Struct, frozen=True):
