@@ -169,12 +169,12 @@ def test_muon_takes_twice_adams_rate() -> None:
 
 
 def test_muon_is_for_layers_matrices_with_random_weights() -> None:
-    def choose(kind: str = "transformer", order: str = "pre", start: str | None = None, parts: bool = False) -> str:
-        return choose_optimizer(kind, order, start_from=start, in_parts=parts).value
+    def choose(kind: str = "transformer", order: str = "pre", start: str | None = None) -> str:
+        return choose_optimizer(kind, order, start_from=start).value
 
     assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
     assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"
-    assert choose(start="models/other") == choose(parts=True) == "adam"
+    assert choose(start="models/other") == "adam"
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

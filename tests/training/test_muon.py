@@ -223,8 +223,19 @@ def test_weights_decay_by_the_learning_rate(make_settings: Make) -> None:
         torch.testing.assert_close(moved[1][name], plain - decayed, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"sharded": True}, {"lora_rank": 4}])
-def test_parts_of_matrices_are_refused(changes: dict[str, object]) -> None:
-    name = next(iter(changes))
-    with pytest.raises(TransduceError, match=rf"is muon, which needs whole matrices, but `training.{name}` leaves"):
-        TrainingSettings(optimizer="muon", **changes)  # type: ignore[arg-type]
+def test_updates_of_low_rank_are_refused() -> None:
+    with pytest.raises(TransduceError, match=r"is muon, which moves whole matrices, but .* \(4\) lets a narrow"):
+        TrainingSettings(optimizer="muon", lora_rank=4)
+
+
+def test_matrices_that_are_made_orthogonal_some_at_a_time_move_as_all_at_once(
+    make_settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    for most in (1 << 22, 100):
+        monkeypatch.setattr("transduce.training.muon._MOST_ELEMENTS", most)
+        model = make_model()
+        take_step(model, FlatOptimizer(model, make_settings(optimizer="muon"), torch.float32))
+        moved.append(dict(model.named_parameters()))
+    for name, parameter in moved[0].items():
+        torch.testing.assert_close(parameter, moved[1][name], atol=1e-6, rtol=1e-5)

@@ -102,7 +102,7 @@ def main() -> None:
     results: dict[str, object] = {
         f"{kind} {name}": train(kind, start, processes, dtype)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-        for kind in ("alone", "replicated", *(["sharded"] if settings().optimizer == "adam" else []))
+        for kind in ("alone", "replicated", "sharded")
     }
     results["shared"] = processes.share({"rank": processes.rank}, dict[str, int])
     if processes.is_first:

@@ -278,8 +278,7 @@ def _resolve_optimizer(settings: Settings, model: ModelConfig, account: Account)
             "`training.optimizer` is muon, which takes the matrices of attention and feed-forward layers, but "
             "`model.kind` is recurrent, which has none: leave it out, or choose adam."
         )
-    in_parts = said.sharded or said.lora_rank > 0
-    choice = choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from, in_parts=in_parts)
+    choice = choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
     optimizer: OptimizerName = account.take("training.optimizer", said.optimizer, choice)
     return optimizer
 

@@ -62,8 +62,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     state: RunState
     tensors: dict[str, dict[str, Tensor]]
-    """By kind (weights, exp_avg, exp_avg_sq, average), then by parameter name; empty where they lie in parts. A model
-    with BatchNorm has its running statistics as one more kind, by buffer name."""
+    """By kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name; empty where they lie in parts.
+    What Adam remembers of some parameters and Muon of the others are different kinds. A model with BatchNorm has its
+    running statistics as one more, by buffer name."""
     rows: dict[str, Rows] | None = None
     """By parameter name, where these are only the rows that one of several processes holds."""
     parts: dict[str, dict[str, StoredTensor]] | None = None
@@ -161,7 +162,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
     for kind, tensors in checkpoint.tensors.items():
         part = "" if checkpoint.rows is None else f".{processes.rank:05d}-of-{processes.count:05d}"
         path = folder / f"{kind}{part}.safetensors"
-        rows = {name: msgspec.json.encode(r).decode() for name, r in (checkpoint.rows or {}).items()}
+        rows = {name: msgspec.json.encode(r).decode() for name, r in (checkpoint.rows or {}).items() if name in tensors}
         save_file({name: t.contiguous() for name, t in tensors.items()}, path, rows or None)
         sync_file(path)
 

@@ -199,12 +199,9 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
 
-def choose_optimizer(
-    model_kind: str, norm_order: str, *, start_from: str | None, in_parts: bool
-) -> Choice[OptimizerName]:
+def choose_optimizer(model_kind: str, norm_order: str, *, start_from: str | None) -> Choice[OptimizerName]:
     """Muon where pre-norm layers learn from random weights: it needs half of Adam's steps (docs/benchmarks.md). Adam
-    for the paper's post-norm models and for recurrent ones, for weights that were trained before (`--from`), and where
-    no matrix learns as a whole (`training.sharded`, `training.lora_rank`).
+    for the paper's post-norm models and for recurrent ones, and for weights that were trained before (`--from`).
     """
     if model_kind == "recurrent":
         return Choice("adam", "recurrent cells have no layers' matrices")
@@ -212,8 +209,6 @@ def choose_optimizer(
         return Choice("adam", f"the paper's, section 5.3, as the model has `norm_order` {norm_order}")
     if start_from is not None:
         return Choice("adam", f"the weights of {start_from} were trained before")
-    if in_parts:
-        return Choice("adam", "no matrix learns as a whole")
     return Choice("muon", "needs half of Adam's steps where pre-norm layers learn from random weights")
 
 

@@ -6,7 +6,8 @@ the gradient knows counts alike.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,21 @@ _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
 # for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
+# Of matrices that are made orthogonal at a time, about: enough for the products to be large.
+_MOST_ELEMENTS = 1 << 22
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
+Gather = Callable[[str, Tensor], tuple[Tensor, int]]
+
+
+class Weight(NamedTuple):
+    """A parameter in which matrices stand below one another."""
+
+    held: torch.Size
+    """What this process holds of it."""
+    rows: tuple[int, ...]
+    """Of each matrix."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -50,31 +65,70 @@ class Muon:
     """The momentum of matrices that lie in a vector one after another, and the update by it."""
 
     def __init__(
-        self, master: Tensor, gradient: Tensor, shapes: Sequence[tuple[int, int]], settings: ResolvedTraining
+        self,
+        master: Tensor,
+        gradient: Tensor,
+        weights: Mapping[str, Weight],
+        settings: ResolvedTraining,
+        gather: Gather | None = None,
     ) -> None:
-        """`master` and `gradient` are float32 vectors of matrices of these shapes."""
+        """Begins with no momentum.
+
+        Args:
+            master: float32, changed by each update: the rows that this process holds of the weights, in their order.
+            gradient: as long.
+            weights: by name.
+            settings: of the run.
+            gather: where processes hold some rows each: makes a whole weight of everybody's, and finds the own ones.
+        """
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
         self._decay = settings.momentum
         self._dtype = _DTYPES[settings.precision]
-        sizes = [rows * columns for rows, columns in shapes]
-        starts = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-        # Matrices of one shape are made orthogonal together.
-        self._alike: dict[tuple[int, int], list[slice]] = {}
-        for shape, start, size in zip(shapes, starts, sizes, strict=False):
-            self._alike.setdefault(shape, []).append(slice(start, start + size))
+        self._weights, self._gather = weights, gather
+        self._together = _some_at_a_time(weights)
 
     def step(self, rate: float) -> None:
         """One update by the gradient, with Nesterov's momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
-        ahead = self.gradient.lerp(self.momentum, self._decay)
-        for (rows, columns), places in self._alike.items():
-            matrices = torch.stack([ahead[place].view(rows, columns) for place in places])
-            updates = orthogonalize(matrices.to(self._dtype)).float().flatten(1)
-            masters = [self.master[place] for place in places]
-            size = rate * _USUAL_UPDATE * math.sqrt(max(rows, columns))
-            torch._foreach_add_(masters, list(updates.unbind()), alpha=-size)
+        update = self.gradient.lerp(self.momentum, self._decay)
+        parts = dict(zip(self._weights, update.split([w.held.numel() for w in self._weights.values()]), strict=True))
+        for names in self._together:
+            held = {name: parts[name].view(self._weights[name].held) for name in names}
+            if self._gather is None:
+                self._make_orthogonal(held)
+                continue
+            gathered = {name: self._gather(name, part) for name, part in held.items()}
+            self._make_orthogonal({name: whole for name, (whole, _) in gathered.items()})
+            for name, part in held.items():
+                whole, start = gathered[name]
+                part.copy_(whole[start : start + len(part)])
+        self.master.add_(update, alpha=-rate)
+
+    def _make_orthogonal(self, weights: Mapping[str, Tensor]) -> None:
+        """In place, and as large as an update should be. Matrices of one shape go together."""
+        alike: dict[torch.Size, list[Tensor]] = {}
+        for name, weight in weights.items():
+            for matrix in weight.split(self._weights[name].rows):
+                alike.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in alike.items():
+            found = orthogonalize(torch.stack(matrices).to(self._dtype)).float()
+            found *= _USUAL_UPDATE * math.sqrt(max(shape))
+            torch._foreach_copy_(matrices, list(found.unbind()))
 
     def vectors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the weights."""
         return {"momentum": self.momentum}
+
+
+def _some_at_a_time(weights: Mapping[str, Weight]) -> list[list[str]]:
+    """Names in groups that are small beside the model, so that little is held twice."""
+    groups: list[list[str]] = []
+    elements = _MOST_ELEMENTS
+    for name, weight in weights.items():
+        if elements >= _MOST_ELEMENTS:
+            groups.append([])
+            elements = 0
+        groups[-1].append(name)
+        elements += sum(weight.rows) * weight.held[1]
+    return groups

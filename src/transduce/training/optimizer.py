@@ -68,9 +68,8 @@ class FlatOptimizer:
         processes: Processes | None = None,
     ) -> None:
         self.settings = settings
-        matrices = layer_matrices(model) if settings.optimizer == "muon" else {}
-        named = sorted(distinct_parameters(model).items(), key=lambda item: item[0] in matrices)  # these stand last
-        parameters = [parameter for _, parameter in named]
+        learning, matrices = learning_parameters(model, settings)
+        parameters = list(learning.values())
         self.master = torch.cat([p.detach().float().flatten() for p in parameters])
         self.working = self.master if dtype == torch.float32 else self.master.to(dtype)
         self.working_gradient = torch.zeros_like(self.working)
@@ -80,7 +79,7 @@ class FlatOptimizer:
         if dtype != torch.float32:
             model.to(dtype)  # buffers, and what does not learn; the other parameters are already
         self._statistics, self._between_steps = RunningStatistics(model), True
-        shapes = {name: parameter.shape for name, parameter in named}
+        shapes = {name: parameter.shape for name, parameter in learning.items()}
         self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices)
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
@@ -158,9 +157,16 @@ class FlatOptimizer:
         return self._frozen.complete(self._update.kept) | self._statistics.accepted
 
 
-def distinct_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, by name; shared ones once, under their first name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+def learning_parameters(
+    model: nn.Module, settings: ResolvedTraining
+) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
+    """The parameters that learn, by name, shared ones once; and of those that Muon takes, which stand last, the rows of
+    their matrices.
+    """
+    learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices = layer_matrices(model) if settings.optimizer == "muon" else {}
+    taken = {name: matrices[name] for name in learning if name in matrices}
+    return {name: learning[name] for name in sorted(learning, key=taken.__contains__)}, taken
 
 
 def _make_views(parameters: Sequence[nn.Parameter], working: Tensor, gradient: Tensor) -> None:

@@ -110,11 +110,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
                 "give one of them."
             )
-        if self.optimizer == "muon" and (self.sharded or self.lora_rank):
-            name = "sharded" if self.sharded else "lora_rank"
+        if self.optimizer == "muon" and self.lora_rank:
             raise TransduceError(
-                f"`training.optimizer` is muon, which needs whole matrices, but `training.{name}` leaves only parts of "
-                "them to learn: leave one of them out."
+                f"`training.optimizer` is muon, which moves whole matrices, but of these `training.lora_rank` "
+                f"({self.lora_rank}) lets a narrow product learn: leave one of them out."
             )
         self._check_lora()
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from transduce.training.loss import Loss
-from transduce.training.optimizer import distinct_parameters
+from transduce.training.optimizer import learning_parameters
 from transduce.training.processes import Processes
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
@@ -71,11 +71,12 @@ class ShardedOptimizer:
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self._module = cast("FSDPModule", loss)
-        parameters = distinct_parameters(loss.model)
+        parameters, matrices = learning_parameters(loss.model, settings)
         self._parameters = {name: cast("DTensor", parameter) for name, parameter in parameters.items()}
         master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
         shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
-        self._update = FlatUpdate(master, torch.zeros_like(master), shapes, settings)
+        self.rows = {name: self._own_rows(parameter.shape) for name, parameter in self._parameters.items()}
+        self._update = FlatUpdate(master, torch.zeros_like(master), shapes, settings, matrices, self._gather_from)
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""
@@ -114,15 +115,9 @@ class ShardedOptimizer:
         """Named views of the own rows of master weights, moments and average."""
         return self._update.state()
 
-    @property
-    def rows(self) -> dict[str, Rows]:
-        """Which rows of which whole the own ones are."""
-        found = {}
-        for name, parameter in self._parameters.items():
-            whole = parameter.shape
-            each = -(-whole[0] // self.processes.count)
-            found[name] = Rows(min(self.processes.rank * each, whole[0]), list(whole))
-        return found
+    def _own_rows(self, whole: torch.Size) -> Rows:
+        each = -(-whole[0] // self.processes.count)
+        return Rows(min(self.processes.rank * each, whole[0]), list(whole))
 
     @property
     def updates(self) -> int:
@@ -131,24 +126,22 @@ class ShardedOptimizer:
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Takes the own rows of what a checkpoint holds, whoever wrote it."""
-        rows = self.rows
         for kind, tensors in self.state().items():
             for name, tensor in tensors.items():
-                start = rows[name].start
+                start = self.rows[name].start
                 tensor.copy_(state[kind][name][start : start + len(tensor)])
         self._update.updates = updates
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
         """The whole weights that a model folder gets, gathered from all processes."""
-        found = {}
-        for name, part in self._update.kept.items():
-            parameter = self._parameters[name]
-            local = DTensor.from_local(
-                part, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-            )
-            found[name] = local.full_tensor()
-        return found
+        return {name: self._gather_from(name, part)[0] for name, part in self._update.kept.items()}
+
+    def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
+        """A whole tensor of everybody's rows, and the number of the first own one."""
+        like = self._parameters[name]
+        local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+        return local.full_tensor(), self.rows[name].start
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:

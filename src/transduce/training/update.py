@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transduce.training.adam import Adam
-from transduce.training.muon import Muon
+from transduce.training.muon import Gather, Muon, Weight
 from transduce.training.settings import ResolvedTraining
 
 
@@ -22,7 +22,8 @@ class FlatUpdate:
         gradient: Tensor,
         shapes: Mapping[str, torch.Size],
         settings: ResolvedTraining,
-        matrices: Mapping[str, Sequence[int]] | None = None,
+        matrices: Mapping[str, tuple[int, ...]],
+        gather: Gather | None = None,
     ) -> None:
         """Begins with nothing remembered.
 
@@ -31,18 +32,18 @@ class FlatUpdate:
             gradient: as long.
             shapes: of the parameters by name, in their order in `master`: those of `matrices` last.
             settings: of the run.
-            matrices: which of them Muon takes, and the rows of each matrix that stands in one. None: Adam takes all.
+            matrices: which of them Muon takes, and the rows of each matrix that stands in one.
+            gather: see `Muon`, where processes hold some rows each.
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
         parts = self._named(master, list(shapes))
         self._decaying = [part for part in parts.values() if part.dim() > 1]
         self.average = master.clone() if settings.average_decay else None
-        taken = {} if matrices is None else matrices
-        self._names = [name for name in shapes if name not in taken], [name for name in shapes if name in taken]
+        self._names = [name for name in shapes if name not in matrices], [name for name in shapes if name in matrices]
         start = sum(shapes[name].numel() for name in self._names[0])
         self.adam = Adam(master[:start], gradient[:start], settings)
-        blocks = [(rows, shapes[name][1]) for name in self._names[1] for rows in taken[name]]
-        self.muon = Muon(master[start:], gradient[start:], blocks, settings) if blocks else None
+        weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
+        self.muon = Muon(master[start:], gradient[start:], weights, settings, gather) if weights else None
 
     def update(self, norm: float, tokens: int, rate: float) -> None:
         """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
