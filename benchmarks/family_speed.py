@@ -24,6 +24,7 @@ from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
+from transduce.model.precision import DTYPES
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import PRESETS, choose_kernels
@@ -33,7 +34,6 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 QUICK_LENGTHS = (8, 64)
 PRESET, RECURRENT_WIDTH = "small", 512
 MODELS = (BASELINE, WITH_ATTENTION, WITHOUT_ATTENTION)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FIRST_PIECE = 3
 
 

@@ -9,14 +9,13 @@ from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
+from transduce.model.precision import DTYPES
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main() -> None:

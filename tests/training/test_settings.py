@@ -28,6 +28,7 @@ from transduce.training.settings import TrainingSettings
         ({"patience": -1}, r"`training\.patience` must not be negative, but is -1\."),
         ({"translate_dev": -1}, r"`training\.translate_dev` must not be negative, but is -1\."),
         ({"label_smoothing": 1.0}, r"`training\.label_smoothing` must be in \[0, 1\), but is 1\.0\."),
+        ({"momentum": 1.0}, r"`training\.momentum` must be in \[0, 1\), but is 1\.0\."),
         ({"beta1": 1.5}, r"`training\.beta1` must be in \[0, 1\), but is 1\.5\."),
         ({"beta2": 1.0}, r"`training\.beta2` must be in \[0, 1\), but is 1\.0\."),
         ({"epsilon": -1e-9}, r"`training\.epsilon` must be greater than 0, but is -1e-09\."),

@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
 from transduce.model.embedding import Embedding
-from transduce.model.feed_forward import GatedFeedForward
+from transduce.model.matrices import brick_matrices
 from transduce.model.positions import LearnedPositions, RelativePositions
 from transduce.model.scores import ScoredAttention
 from transduce.model.vocabulary import VocabularyModel
@@ -47,11 +46,10 @@ def initialize_layers(model: nn.Module) -> None:
 
 def _initialize_brick(module: nn.Module) -> None:
     """Those whose weights are not one matrix of one use."""
-    if isinstance(module, MultiHeadAttention):
-        _xavier_by_parts(module.projection.weight.detach().split(module.widths))
-    elif isinstance(module, GatedFeedForward):
-        _xavier_by_parts(module.inner.weight.detach().chunk(2))
-    elif isinstance(module, ScoredAttention):
+    for name, rows in brick_matrices(module).items():
+        if len(rows) > 1:
+            _xavier_by_parts(module.get_parameter(name).detach().split(rows))
+    if isinstance(module, ScoredAttention):
         module.reset_parameters()
     elif isinstance(module, RelativePositions):
         nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.weight.shape[1]))

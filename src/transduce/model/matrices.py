@@ -12,13 +12,19 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
     Queries, keys and values are three matrices in one weight, the halves of a gated layer two. Embeddings, the output
     projection and heads are not among them, nor recurrent cells.
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention):
-            found[f"{name}.projection.weight"] = tuple(module.widths)
-            found[f"{name}.output.weight"] = (module.output.out_features,)
-        elif isinstance(module, FeedForward | GatedFeedForward):
-            halves = 2 if isinstance(module, GatedFeedForward) else 1
-            found[f"{name}.inner.weight"] = (module.inner.out_features // halves,) * halves
-            found[f"{name}.outer.weight"] = (module.outer.out_features,)
-    return found
+    return {
+        f"{place}.{name}": rows
+        for place, module in model.named_modules()
+        for name, rows in brick_matrices(module).items()
+    }
+
+
+def brick_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The same of one attention or feed-forward layer; nothing of other modules."""
+    if isinstance(module, MultiHeadAttention):
+        return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
+    if isinstance(module, FeedForward | GatedFeedForward):
+        halves = 2 if isinstance(module, GatedFeedForward) else 1
+        inner = (module.inner.out_features // halves,) * halves
+        return {"inner.weight": inner, "outer.weight": (module.outer.out_features,)}
+    return {}

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from transduce.data.series_scale import Numbers
 from transduce.errors import TransduceError
+from transduce.model.precision import DTYPES
 from transduce.model.series import SeriesTransformer
 from transduce.runtime.folder import read_series_model
 from transduce.runtime.machine import Precision, detect_machine
@@ -22,7 +23,7 @@ from transduce.runtime.task_card import read_task_card
 
 _WINDOWS_AT_A_TIME = 256
 _MOST_SHOWN = 8  # columns
-_DTYPES = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"auto": torch.float32, **DTYPES}
 # Of the courses that are sampled, a tenth lies below the one and a tenth above the other.
 _LOW, _HIGH = 0.1, 0.9
 

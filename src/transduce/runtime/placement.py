@@ -9,12 +9,12 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.build import Model
 from transduce.model.encoder import Encoder
+from transduce.model.precision import DTYPES
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
 from transduce.runtime.machine import Precision, detect_machine
 from transduce.text.tokenizer import Tokenizer
 
 Placed = TypeVar("Placed", bound=Model)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def place_model(
@@ -30,12 +30,12 @@ def place_model(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    if precision not in ("auto", *_DTYPES):
+    if precision not in ("auto", *DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     content = read(folder)
-    dtype = _DTYPES[machine.precision if precision == "auto" else precision]
+    dtype = DTYPES[machine.precision if precision == "auto" else precision]
     content.model.to(device=machine.device, dtype=dtype)  # in place
     return content
 

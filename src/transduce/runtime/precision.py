@@ -6,11 +6,10 @@ from transduce.errors import TransduceError
 from transduce.libraries import return_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.fast import product_maker
+from transduce.model.precision import DTYPES
 from transduce.model.quantized import Int8Transformer, quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_precision(asked: str) -> None:
@@ -19,7 +18,7 @@ def check_precision(asked: str) -> None:
     Raises:
         TransduceError: it is none of auto, fp32, bf16 and int8.
     """
-    if asked not in ("auto", "int8", *_DTYPES):
+    if asked not in ("auto", "int8", *DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
 
 
@@ -38,7 +37,7 @@ def at_precision(model: EncoderDecoder, asked: str, machine: Machine) -> Encoder
     """
     if asked == "int8":
         return to_eight_bits(model, machine.device)
-    return model.to(device=machine.device, dtype=_DTYPES[machine.precision if asked == "auto" else asked])
+    return model.to(device=machine.device, dtype=DTYPES[machine.precision if asked == "auto" else asked])
 
 
 def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:

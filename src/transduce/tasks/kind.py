@@ -17,6 +17,7 @@ from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
+from transduce.model.precision import DTYPES
 from transduce.tasks.corpus import RunCorpus, TaskText
 from transduce.tasks.earlier_training import goes_on_learning
 from transduce.tasks.resolved import ResolvedSettings
@@ -43,7 +44,6 @@ from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName, Precision
 
 DEV_BATCH_TOKENS = 4_096
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # What the settings of a run that goes on say of layers that its model has none of.
 _UNUSED_LAYERS = 6
 
@@ -286,7 +286,7 @@ class TaskKind(ABC, Generic[C]):
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
     """What the model computes in."""
-    return _DTYPES[resolved.training.precision]
+    return DTYPES[resolved.training.precision]
 
 
 def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.model.precision import DTYPES
 from transduce.training.checkpoint import Checkpoint, save_checkpoint
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatOptimizer, Optimizer
@@ -15,8 +15,6 @@ from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
 from transduce.training.statistics import RunningStatistics
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_optimizer(
@@ -32,7 +30,7 @@ def make_optimizer(
             "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
             f"change the model, but there are {processes.count}: train with one, or use layer or rms."
         )
-    dtype = _DTYPES[settings.precision]
+    dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss
     sharded = shard(model, loss, dtype, next(model.parameters()).device.type)

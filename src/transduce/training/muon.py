@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.model.precision import DTYPES
 from transduce.training.settings import ResolvedTraining
 
 # Odd polynomials a x + b x³ + c x⁵, one after another, that take singular values of 0.01 to 1 to 0.73 to 1.27, and make
@@ -26,7 +27,6 @@ _USUAL_UPDATE = 0.2
 
 # Of matrices that are made orthogonal at a time, about: enough for the products to be large.
 _MOST_ELEMENTS = 1 << 22
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
@@ -84,7 +84,7 @@ class Muon:
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
         self._decay = settings.momentum
-        self._dtype = _DTYPES[settings.precision]
+        self._dtype = DTYPES[settings.precision]
         self._weights, self._gather = weights, gather
         self._together = _some_at_a_time(weights)
 

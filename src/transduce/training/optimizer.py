@@ -4,6 +4,7 @@ The model computes with float32 or bfloat16 weights; masters, momenta and the av
 in one vector, a step is a handful of operations, clipping takes one norm, and processes exchange few tensors.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from transduce.training.reduction import GradientReduction
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
 from transduce.training.statistics import KIND, RunningStatistics
-from transduce.training.update import FlatUpdate, is_finite
+from transduce.training.update import FlatUpdate
 
 
 class Optimizer(Protocol):
@@ -111,7 +112,7 @@ class FlatOptimizer:
             The norm of the gradient per token before clipping. Where it is not finite nothing was updated.
         """
         norm = float(self.gradient.norm()) / tokens
-        if is_finite(norm):
+        if math.isfinite(norm):
             self._update.update(norm, tokens, rate)
             self._show_masters()
             self._statistics.accept()

@@ -20,7 +20,7 @@ from transduce.training.optimizer import learning_parameters
 from transduce.training.processes import Processes
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
-from transduce.training.update import FlatUpdate, is_finite
+from transduce.training.update import FlatUpdate
 
 
 class ShardedLoss(nn.Module):
@@ -96,7 +96,7 @@ class ShardedOptimizer:
         """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
         squares = float(self._update.gradient.norm()) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
-        if is_finite(norm):
+        if math.isfinite(norm):
             self._update.update(norm, tokens, rate)
             self._show_masters()
         self._update.gradient.zero_()
@@ -108,7 +108,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def _show_masters(self) -> None:
-        for name, part in self._update.state()["weights"].items():
+        for name, part in self._update.masters.items():
             self._parameters[name].to_local().copy_(part)
 
     def state(self) -> dict[str, dict[str, Tensor]]:

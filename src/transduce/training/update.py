@@ -3,7 +3,7 @@
 The parameters lie in one flat float32 vector: first those that Adam takes, then the matrices that Muon takes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class FlatUpdate:
             gather: see `Muon`, where processes hold some rows each.
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
-        parts = self._named(master, list(shapes))
-        self._decaying = [part for part in parts.values() if part.dim() > 1]
+        self.masters = self._named(master, shapes)
+        self._decaying = [part for part in self.masters.values() if part.dim() > 1]
         self.average = master.clone() if settings.average_decay else None
         self._names = [name for name in shapes if name not in matrices], [name for name in shapes if name in matrices]
         start = sum(shapes[name].numel() for name in self._names[0])
@@ -74,25 +74,20 @@ class FlatUpdate:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Views of all that a checkpoint holds, by kind and parameter."""
-        found = {"weights": self._named(self.master, list(self.shapes))}
+        found = {"weights": self.masters}
         remembered = (self.adam.vectors(), {} if self.muon is None else self.muon.vectors())
         for vectors, names in zip(remembered, self._names, strict=True):
             found |= {kind: self._named(vector, names) for kind, vector in vectors.items()}
         if self.average is not None:
-            found["average"] = self._named(self.average, list(self.shapes))
+            found["average"] = self._named(self.average, self.shapes)
         return found
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """What a model folder gets: the average, or the masters where there is none."""
-        return self._named(self.master if self.average is None else self.average, list(self.shapes))
+        return self.masters if self.average is None else self._named(self.average, self.shapes)
 
-    def _named(self, vector: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        shapes = [self.shapes[name] for name in names]
-        parts = vector.split([shape.numel() for shape in shapes])
-        return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-
-
-def is_finite(number: float) -> bool:
-    """Neither infinite nor NaN."""
-    return number - number == 0.0
+    def _named(self, vector: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        shapes = {name: self.shapes[name] for name in names}
+        parts = vector.split([shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
