@@ -7,6 +7,7 @@ import sacrebleu
 import torch
 from report import Row
 
+from transduce.runtime.machine import detect_machine
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
@@ -18,7 +19,8 @@ def quality_rows(size: str, folder: Path, sources: list[str], references: list[s
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
     expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
-    for precision in ("auto", "int8"):
+    # What `auto` is on other machines is worth knowing too.
+    for precision in ("auto", "int8") if detect_machine("cpu").precision == "bf16" else ("auto", "bf16", "int8"):
         fast = load(folder, precision=precision, device="cpu", threads=threads)
         for beam_size, search in searches.items():
             found = [_best(fast.translate(sources, search)), expected[beam_size]]

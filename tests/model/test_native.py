@@ -14,7 +14,7 @@ from transduce.model.fast import product_maker, start_fast
 from transduce.model.flat import FlatState
 from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_tile
-from transduce.model.native.linear import NativeLinear, NativeVocabulary, make_product
+from transduce.model.native.linear import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_product
 from transduce.model.native.products import NARROW, WIDE, Tile
 from transduce.model.native.reductions import NativeReductions
 from transduce.model.native.state import NativeState
@@ -138,11 +138,32 @@ def test_likely_pieces_have_exact_logits_and_others_rounded_ones(tile: Tile) -> 
         assert torch.equal(product(x[:1]), found[:1])
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("with_bias", [True, False])
+@torch.inference_mode()
+def test_likely_pieces_have_logits_in_bfloat16_that_are_not_rounded(with_bias: bool) -> None:
+    torch.manual_seed(1)
+    weight, bias = torch.randn(300, 64).bfloat16(), torch.randn(300).bfloat16() if with_bias else None
+    product = BFloat16Vocabulary(weight, bias)
+    for shape in ((7, 1), (10, 4)):
+        x = torch.randn(*shape, 64).bfloat16()
+        found, coarse = product(x), torch.nn.functional.linear(x, weight, bias).float()
+        exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+        likely = coarse > coarse.amax(dim=-1, keepdim=True) - 2.0
+        assert likely.any(dim=-1).all()
+        assert not likely.all(dim=-1).any()
+        torch.testing.assert_close(found[likely], exact[likely].float())
+        assert torch.equal(found[~likely], coarse[~likely])
+        assert torch.equal(product(x[3:4, :1]), found[3:4, :1])
+
+
 @torch.inference_mode()
 def test_rows_that_are_no_numbers_read_no_weights() -> None:
     assert BEST is not None
     product = NativeVocabulary(torch.randn(300, 64), None, BEST)
     assert bool(product(torch.full((2, 64), float("nan"))).isnan().all())
+    in_bfloat16 = BFloat16Vocabulary(torch.randn(300, 64).bfloat16(), None)
+    assert bool(in_bfloat16(torch.full((2, 1, 64), float("nan")).bfloat16()).isnan().all())
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Precision `int8`: what a user sees of it."""
+"""Precisions `int8` and `bf16`: what a user sees of them."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 
 
-def test_translations_in_8_bits_are_nearly_those_in_float32(trained: Path, toy_corpus: Path) -> None:
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_translations_are_nearly_those_in_float32(trained: Path, toy_corpus: Path, precision: str) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:40]
-    exact, fast = (load(trained, precision=precision, threads=1) for precision in ("fp32", "int8"))
-    assert (exact.precision, fast.precision) == ("fp32", "int8")
+    exact, fast = (load(trained, precision=each, device="cpu", threads=1) for each in ("fp32", precision))
+    assert (exact.precision, fast.precision) == ("fp32", precision)
     for beam_size in (1, 4):
         pairs = zip(exact(sentences, beam_size=beam_size), fast(sentences, beam_size=beam_size), strict=True)
         equal = sum(one.text == other.text for one, other in pairs)

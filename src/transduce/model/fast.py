@@ -5,6 +5,7 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,6 +16,7 @@ from transduce.model.fused import TrainingKernels
 from transduce.model.quantized import Int8Linear, Int8Transformer, MakeProduct
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
+from transduce.model.vocabulary import VocabularyModel
 
 if TYPE_CHECKING:
     from transduce.model.native.state import NativeState
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _LEAST_LLVMLITE = (0, 50)
 
 __all__ = [
+    "exact_projection",
     "has_kernels",
     "kernels_of_training",
     "native_state",
@@ -61,6 +64,20 @@ def product_maker() -> MakeProduct:
     from transduce.model.native.linear import make_product
 
     return make_product
+
+
+def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
+    """From (…, D) to logits (…, V), of which the likeliest are exact.
+
+    In bfloat16 a product is rounded, so that many logits are equal; on a CPU with kernels, the likeliest are computed
+    once more, and all are float32. Elsewhere, it is the model's own projection.
+    """
+    weight, bias = model.output_weight, model.output_bias
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.shape[1] % 16 or not has_kernels():
+        return model.project
+    from transduce.model.native.linear import BFloat16Vocabulary
+
+    return BFloat16Vocabulary(weight, bias)
 
 
 def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:

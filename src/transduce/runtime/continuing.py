@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.model.decoder import Decoder
+from transduce.model.fast import exact_projection
 from transduce.model.state import DecodingState
 
 
@@ -29,6 +30,7 @@ class ContinuingScorer:
             never_written: pieces that no text goes on with.
         """
         self.model = model
+        self._project = exact_projection(model)
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N of them, the texts of one prompt side by side
@@ -47,7 +49,7 @@ class ContinuingScorer:
             else:
                 self.room -= 1
         self.has_begun = True
-        logits = self.model.project(self.state.step(newest))  # (N, 1, V)
+        logits = self._project(self.state.step(newest))  # (N, 1, V)
         logits = logits.index_fill_(-1, self.never_written, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 

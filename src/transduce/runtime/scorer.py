@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.fast import start_fast, supports
+from transduce.model.fast import exact_projection, start_fast, supports
 from transduce.model.state import DecodingState
 from transduce.runtime.kernels import install_kernels
 
@@ -30,6 +30,7 @@ class TransformerScorer:
         self.model = model
         self.state: DecodingState
         self.state = start_fast(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
+        self._project = exact_projection(model)
         # Some states project to the vocabulary as well.
         self._logits: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
         config = model.config
@@ -46,7 +47,7 @@ class TransformerScorer:
         if self._logits is not None:
             logits = self._logits(pieces)
         else:
-            logits = self.model.project(self.state.step(pieces, trace=self.trace))
+            logits = self._project(self.state.step(pieces, trace=self.trace))
         for piece in self.never_written:
             logits.select(-1, piece).fill_(float("-inf"))
         return logits

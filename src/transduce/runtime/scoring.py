@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
+from transduce.model.fast import exact_projection
 from transduce.runtime.decoding import pad
 from transduce.search.forced import GenerateSettings
 from transduce.search.penalty import length_penalty
@@ -156,8 +157,8 @@ def _piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, exclude
     """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among all but the excluded ones."""
     never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     rows = max(1, _CHUNK_ELEMENTS // model.config.target_vocabulary_size)
-    parts = []
+    parts, project = [], exact_projection(model)
     for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
-        logits = model.project(states).float().index_fill_(-1, never_written, float("-inf"))
+        logits = project(states).float().index_fill_(-1, never_written, float("-inf"))
         parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)

@@ -1,6 +1,6 @@
 """Products with 8-bit weights by the kernels, as modules and as what a program is written from.
 
-Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block.
+Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block, V vocabulary.
 """
 
 from functools import cache
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.native.emit import Value
-from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
+from transduce.model.native.engine import KINDS, Program, compile_programs, find_tile, new_emitter, own_tile, program
 from transduce.model.native.lines import write_refining
 from transduce.model.native.products import Tile, write_products, write_rounding
 from transduce.model.quantized import Int8Linear, Use
@@ -82,16 +82,47 @@ class NativeVocabulary(NativeLinear):
         """Each row by itself."""
         found = super().forward(x)
         rows = x.reshape(-1, self.width).contiguous()
-        _refining_program(self.tile).run(
-            rows.data_ptr(),
-            len(rows),
-            self.width,
-            self.exact.data_ptr(),
-            self.bias.data_ptr(),
-            found.data_ptr(),
-            self.padded_outputs,
-        )
+        _refine(self.tile, rows, self.exact, self.bias, found, self.padded_outputs)
         return found
+
+
+class BFloat16Vocabulary:
+    """To the vocabulary in bfloat16, whose products come rounded to 8 bits: the likeliest are computed once more.
+
+    Rounded, many are equal, and which of them is the greatest is what decoding asks.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keeps the matrix (V, D), D a multiple of 16, and the bias (V,), both in bfloat16."""
+        self.weight, self.bias = weight, bias
+        self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
+        self._tile = own_tile()
+        self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, D) in bfloat16 to float32 (…, V)."""
+        logits = F.linear(x, self.weight, self.bias).flatten(0, -2)
+        found = x.new_empty(len(logits), self._padded, dtype=torch.float32)
+        found[:, len(self.weight) :] = float("-inf")
+        found = found[:, : len(self.weight)]
+        found.copy_(logits)
+        rows = x.reshape(-1, x.shape[-1]).float()
+        _refine(self._tile, rows, self.weight, self._exact_bias, found, self._padded)
+        whole: Tensor = found.unflatten(0, x.shape[:-1])
+        return whole
+
+
+def _refine(tile: Tile, rows: Tensor, weight: Tensor, bias: Tensor, logits: Tensor, stride: int) -> None:
+    """The likeliest of logits (N, V), of rows that are P apart, become rows (N, D) times the weight (V, D)."""
+    _refining_program(tile, weight.dtype).run(
+        rows.data_ptr(),
+        len(rows),
+        rows.shape[1],
+        weight.data_ptr(),
+        bias.data_ptr(),
+        logits.data_ptr(),
+        stride,
+    )
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
@@ -125,10 +156,10 @@ def _linear_program(tile: Tile) -> Program:
 
 
 @cache
-def _refining_program(tile: Tile) -> Program:
+def _refining_program(tile: Tile, dtype: torch.dtype) -> Program:
     """`refine_rows(x, N, D, weights, bias, logits, P)`."""
     k = new_emitter("refining", tile)
-    write_refining(k, tile.vectors)
+    write_refining(k, tile.vectors, KINDS[dtype])
     with program(k, "refine_rows", 7) as (numbers, thread, threads):
         x, rows, width, weights, bias, logits, stride = numbers
         own = [k.place(each) for each in (weights, bias, logits)]

@@ -3,6 +3,8 @@
 Legend: V vocabulary.
 """
 
+from typing import Any
+
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I64, POINTER, Emitter, Value
@@ -146,11 +148,12 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
     return k.build.select(k.build.icmp_signed("<", found, last), found, last)
 
 
-def write_refining(k: Emitter, vectors: int) -> None:
+def write_refining(k: Emitter, vectors: int, kind: Any = F32) -> None:
     """`refine(x, N, D, weights, bias, logits, P, thread, threads)`.
 
     Of each row of logits (N, P), P a multiple of so many vectors' elements, those that are less than `_LIKELY` below
-    the greatest become x (N, D) times the float32 weights' row (O, D), plus the bias (O,).
+    the greatest become x (N, D) times the weights' row (O, D), plus the bias (O,). All are float32, the weights of
+    `kind`: F32, or I16 for bfloat16.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
     block = vectors * k.lanes
@@ -168,7 +171,7 @@ def write_refining(k: Emitter, vectors: int) -> None:
                     likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
                     with k.each_set(likely) as place:
                         output = k.sum_of(start, place)
-                        exact = _dot(k, own, k.at(weights, k.times(output, width)), width)
+                        exact = _dot(k, own, k.at(weights, k.times(output, width), kind), width, kind)
                         k.store(k.build.fadd(exact, k.load(k.at(bias, output))), k.at(line, output))
 
 
@@ -180,10 +183,10 @@ def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> 
     return vectors[0]
 
 
-def _dot(k: Emitter, one: Value, other: Value, width: Value) -> Value:
-    """The sum of the products of two rows of floats."""
+def _dot(k: Emitter, one: Value, other: Value, width: Value, kind: Any) -> Value:
+    """The sum of the products of two rows, of float32 and of `kind`."""
     total = k.variable(k.splat(0.0))
     with k.loop(0, width, k.lanes) as column:
         known = k.get(total, k.splat(0.0))
-        k.store(k.madd(k.load_floats(one, column), k.load_floats(other, column), known), total)
+        k.store(k.madd(k.load_floats(one, column), k.load_wide(other, column, kind), known), total)
     return k.total(k.get(total, k.splat(0.0)))
