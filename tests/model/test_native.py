@@ -154,7 +154,6 @@ def test_likely_pieces_have_logits_in_bfloat16_that_are_not_rounded(with_bias: b
         assert not likely.all(dim=-1).any()
         torch.testing.assert_close(found[likely], exact[likely].float())
         assert torch.equal(found[~likely], coarse[~likely])
-        assert torch.equal(product(x[3:4, :1]), found[3:4, :1])
 
 
 @torch.inference_mode()
