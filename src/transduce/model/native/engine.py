@@ -17,10 +17,9 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 import torch
 
 from transduce.libraries import release_library
-from transduce.model.native.emit import F32, I16, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import I64, POINTER, Emitter, Value
 from transduce.model.native.products import NARROW, WIDE, Tile
 
-KINDS = {torch.float32: F32, torch.bfloat16: I16}  # what elements of a tensor are to LLVM
 _LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
 _NO_ISA = ("SSE41", "AVX")
 _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA

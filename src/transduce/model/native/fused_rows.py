@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.model.native.engine import KINDS, Program, compile_programs, find_tile, new_emitter, own_tile
+from transduce.model.native.emit import F32, I16
+from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
 from transduce.model.native.products import Tile
 from transduce.model.native.training_rows import DropPlaces, NormPlaces, RowWriter, SoftmaxPlaces
+
+KINDS = {torch.float32: F32, torch.bfloat16: I16}
 
 
 def suits_rows(x: Tensor) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.native.emit import Value
-from transduce.model.native.engine import KINDS, Program, compile_programs, find_tile, new_emitter, own_tile, program
-from transduce.model.native.lines import write_refining
+from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile, program
+from transduce.model.native.lines import write_refining, write_widening
 from transduce.model.native.products import Tile, write_products, write_rounding
 from transduce.model.quantized import Int8Linear, Use
 
@@ -82,7 +82,15 @@ class NativeVocabulary(NativeLinear):
         """Each row by itself."""
         found = super().forward(x)
         rows = x.reshape(-1, self.width).contiguous()
-        _refine(self.tile, rows, self.exact, self.bias, found, self.padded_outputs)
+        _refining_program(self.tile).run(
+            rows.data_ptr(),
+            len(rows),
+            self.width,
+            self.exact.data_ptr(),
+            self.bias.data_ptr(),
+            found.data_ptr(),
+            self.padded_outputs,
+        )
         return found
 
 
@@ -94,35 +102,30 @@ class BFloat16Vocabulary:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Keeps the matrix (V, D), D a multiple of 16, and the bias (V,), both in bfloat16."""
-        self.weight, self.bias = weight, bias
+        self._weight, self._bias = weight, bias
         self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         self._tile = own_tile()
         self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, D) in bfloat16 to float32 (…, V)."""
-        logits = F.linear(x, self.weight, self.bias).flatten(0, -2)
-        found = x.new_empty(len(logits), self._padded, dtype=torch.float32)
-        found[:, len(self.weight) :] = float("-inf")
-        found = found[:, : len(self.weight)]
-        found.copy_(logits)
-        rows = x.reshape(-1, x.shape[-1]).float()
-        _refine(self._tile, rows, self.weight, self._exact_bias, found, self._padded)
-        whole: Tensor = found.unflatten(0, x.shape[:-1])
-        return whole
-
-
-def _refine(tile: Tile, rows: Tensor, weight: Tensor, bias: Tensor, logits: Tensor, stride: int) -> None:
-    """The likeliest of logits (N, V), of rows that are P apart, become rows (N, D) times the weight (V, D)."""
-    _refining_program(tile, weight.dtype).run(
-        rows.data_ptr(),
-        len(rows),
-        rows.shape[1],
-        weight.data_ptr(),
-        bias.data_ptr(),
-        logits.data_ptr(),
-        stride,
-    )
+        outputs, width = self._weight.shape
+        rows = x.reshape(-1, width).contiguous()
+        rounded = F.linear(rows, self._weight, self._bias)
+        found = rows.new_empty(len(rows), self._padded, dtype=torch.float32)
+        _widening_program(self._tile).run(
+            rows.data_ptr(),
+            len(rows),
+            width,
+            self._weight.data_ptr(),
+            self._exact_bias.data_ptr(),
+            rounded.data_ptr(),
+            outputs,
+            found.data_ptr(),
+            self._padded,
+        )
+        logits: Tensor = found[:, :outputs].unflatten(0, x.shape[:-1])
+        return logits
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
@@ -156,12 +159,24 @@ def _linear_program(tile: Tile) -> Program:
 
 
 @cache
-def _refining_program(tile: Tile, dtype: torch.dtype) -> Program:
+def _refining_program(tile: Tile) -> Program:
     """`refine_rows(x, N, D, weights, bias, logits, P)`."""
     k = new_emitter("refining", tile)
-    write_refining(k, tile.vectors, KINDS[dtype])
+    write_refining(k, tile.vectors)
     with program(k, "refine_rows", 7) as (numbers, thread, threads):
         x, rows, width, weights, bias, logits, stride = numbers
         own = [k.place(each) for each in (weights, bias, logits)]
         k.call("refine", k.place(x), rows, width, *own, stride, thread, threads)
     return compile_programs(k, ("refine_rows",))["refine_rows"]
+
+
+@cache
+def _widening_program(tile: Tile) -> Program:
+    """`widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`."""
+    k = new_emitter("widening", tile)
+    write_widening(k, tile.vectors)
+    with program(k, "widen_rows", 9) as (numbers, thread, threads):
+        x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
+        own = [k.place(each) for each in (weights, bias, rounded)]
+        k.call("widen", k.place(x), rows, width, *own, outputs, k.place(logits), stride, thread, threads)
+    return compile_programs(k, ("widen_rows",))["widen_rows"]

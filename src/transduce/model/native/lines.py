@@ -3,11 +3,11 @@
 Legend: V vocabulary.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F32, I16, I32, I64, POINTER, Emitter, Value
 from transduce.model.native.rows import exponential
 
 _VECTORS = 4  # of a block
@@ -148,31 +148,86 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
     return k.build.select(k.build.icmp_signed("<", found, last), found, last)
 
 
-def write_refining(k: Emitter, vectors: int, kind: Any = F32) -> None:
+def write_refining(k: Emitter, vectors: int) -> None:
     """`refine(x, N, D, weights, bias, logits, P, thread, threads)`.
 
     Of each row of logits (N, P), P a multiple of so many vectors' elements, those that are less than `_LIKELY` below
-    the greatest become x (N, D) times the weights' row (O, D), plus the bias (O,). All are float32, the weights of
-    `kind`: F32, or I16 for bfloat16.
+    the greatest become x (N, D) times the float32 weights' row (O, D), plus the bias (O,).
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
-    block = vectors * k.lanes
     with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
+        refiner = _Refiner(k, vectors, F32, _Output(width, weights, bias, stride))
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
-            line, own = k.at(logits, k.times(row, stride)), k.at(x, k.times(row, width))
-            most = k.variable(k.splat(_NEVER))
-            with k.loop(0, stride, block) as column:
-                k.store(k.greater(_greatest_of_vectors(k, line, column, vectors), k.get(most, k.splat(0.0))), most)
-            bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
-            with k.loop(0, stride, block) as column:
-                some = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, vectors), bound)
-                with k.where_any(some), k.loop(column, k.sum_of(column, block), k.lanes) as start:
-                    likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
-                    with k.each_set(likely) as place:
-                        output = k.sum_of(start, place)
-                        exact = _dot(k, own, k.at(weights, k.times(output, width), kind), width, kind)
-                        k.store(k.build.fadd(exact, k.load(k.at(bias, output))), k.at(line, output))
+            refiner.refine(k.at(x, k.times(row, width)), k.at(logits, k.times(row, stride)))
+
+
+def write_widening(k: Emitter, vectors: int) -> None:
+    """`widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`.
+
+    The same from logits (N, V) that were rounded to bfloat16, as x and the weights are; the bias and the result are
+    float32. What fills a row up is minus infinity.
+    """
+    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
+    with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
+        refiner = _Refiner(k, vectors, I16, _Output(width, weights, bias, stride))
+        first, last = k.share(rows, *share)
+        with k.loop(first, last) as row:
+            line = k.at(logits, k.times(row, stride))
+            _widen_line(k, k.at(rounded, k.times(row, outputs), I16), outputs, line, stride)
+            refiner.refine(k.at(x, k.times(row, width), I16), line)
+
+
+def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
+    whole = k.times(k.build.sdiv(outputs, k.number(k.lanes)), k.lanes)
+    with k.loop(0, whole, k.lanes) as column:
+        k.store(k.load_wide(rounded, column, I16), k.at(line, column))
+    with k.loop(whole, outputs) as column:
+        bits = k.build.shl(k.build.zext(k.load(k.at(rounded, column, I16), I16), I32), ir.Constant(I32, 16))
+        k.store(k.build.bitcast(bits, F32), k.at(line, column))
+    with k.loop(outputs, stride) as column:
+        k.store(k.real(_NEVER), k.at(line, column))
+
+
+class _Output(NamedTuple):
+    """A projection's sizes and places."""
+
+    width: Value
+    weights: Value
+    bias: Value
+    stride: Value
+
+
+class _Refiner:
+    """Computes the likeliest logits of a row once more."""
+
+    def __init__(self, k: Emitter, vectors: int, kind: Any, output: _Output) -> None:
+        self.k, self.vectors, self.kind, self.output = k, vectors, kind, output
+
+    def refine(self, x: Value, line: Value) -> None:
+        """Of the row `line` of logits, by the row `x` of states; it and the weights are of `kind`."""
+        k, output, block = self.k, self.output, self.vectors * self.k.lanes
+        most = k.variable(k.splat(_NEVER))
+        with k.loop(0, output.stride, block) as column:
+            known = k.get(most, k.splat(0.0))
+            k.store(k.greater(_greatest_of_vectors(k, line, column, self.vectors), known), most)
+        bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
+        with k.loop(0, output.stride, block) as column:
+            some = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, self.vectors), bound)
+            with k.where_any(some), k.loop(column, k.sum_of(column, block), k.lanes) as start:
+                likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
+                with k.each_set(likely) as place:
+                    number = k.sum_of(start, place)
+                    exact = self._dot(x, k.at(output.weights, k.times(number, output.width), self.kind))
+                    k.store(k.build.fadd(exact, k.load(k.at(output.bias, number))), k.at(line, number))
+
+    def _dot(self, one: Value, other: Value) -> Value:
+        """The sum of the products of two rows."""
+        k, kind, total = self.k, self.kind, self.k.variable(self.k.splat(0.0))
+        with k.loop(0, self.output.width, k.lanes) as column:
+            known = k.get(total, k.splat(0.0))
+            k.store(k.madd(k.load_wide(one, column, kind), k.load_wide(other, column, kind), known), total)
+        return k.total(k.get(total, k.splat(0.0)))
 
 
 def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> Value:
@@ -181,12 +236,3 @@ def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> 
     while len(vectors) > 1:
         vectors = [k.greater(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
     return vectors[0]
-
-
-def _dot(k: Emitter, one: Value, other: Value, width: Value, kind: Any) -> Value:
-    """The sum of the products of two rows, of float32 and of `kind`."""
-    total = k.variable(k.splat(0.0))
-    with k.loop(0, width, k.lanes) as column:
-        known = k.get(total, k.splat(0.0))
-        k.store(k.madd(k.load_floats(one, column), k.load_wide(other, column, kind), known), total)
-    return k.total(k.get(total, k.splat(0.0)))
