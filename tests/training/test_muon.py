@@ -12,8 +12,9 @@ from transduce.errors import TransduceError
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.matrices import layer_matrices
-from transduce.training.muon import orthogonalize
+from transduce.training.muon import Muon, Weight, orthogonalize
 from transduce.training.optimizer import FlatOptimizer
+from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 Make = Callable[..., ResolvedTraining]
@@ -111,6 +112,40 @@ def test_queries_keys_and_values_are_cut_by_their_widths() -> None:
     model = make_model(num_heads=4, num_key_value_heads=2, d_k=3, d_v=5)
     name = "encoder_layers.0.self_attention.projection.weight"
     assert layer_matrices(model)[name] == (12, 6, 10)
+
+
+class OneOfTwo(Processes):
+    """What is given stands in a list; what the other one gives comes out of its list."""
+
+    def __init__(self, rank: int, of_the_other: list[Tensor]) -> None:
+        super().__init__(rank, 2)
+        self.own: list[Tensor] = []
+        self._of_the_other = of_the_other
+
+    def begin_to_give(self, tensor: Tensor, source: int) -> None:
+        self.own.append(tensor.clone())
+        if source != self.rank and self._of_the_other:
+            tensor.copy_(self._of_the_other[len(self.own) - 1])
+
+
+def test_processes_share_the_work_and_come_to_the_same(make_settings: Make) -> None:
+    weights = {name: Weight(torch.Size((6, 8)), (6,)) for name in "abcd"}
+    settings, gradient = (
+        make_settings(optimizer="muon"),
+        torch.randn(4 * 48, generator=torch.Generator().manual_seed(1)),
+    )
+    masters = {}
+    first, second = OneOfTwo(0, []), None
+    for processes in (None, first, second := OneOfTwo(1, first.own)):
+        muon = Muon(torch.zeros(4 * 48), gradient.clone(), weights, settings, processes=processes)
+        muon.step(RATE)
+        masters[processes] = muon.master
+    torch.testing.assert_close(masters[second], masters[None])
+    untouched = gradient.lerp(gradient * (1.0 - settings.momentum), settings.momentum).split(96)
+    assert len(first.own) == 2
+    torch.testing.assert_close(first.own[1], untouched[1])
+    assert not torch.allclose(first.own[0], untouched[0])
+    torch.testing.assert_close(second.own[0], untouched[0])
 
 
 def test_recurrent_models_have_none() -> None:

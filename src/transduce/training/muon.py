@@ -6,13 +6,14 @@ the gradient knows counts alike.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from transduce.model.precision import DTYPES
+from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
 
 # Odd polynomials a x + b x³ + c x⁵, one after another, that take singular values of 0.01 to 1 to 0.73 to 1.27, and make
@@ -70,7 +71,9 @@ class Muon:
         gradient: Tensor,
         weights: Mapping[str, Weight],
         settings: ResolvedTraining,
+        *,
         gather: Gather | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Begins with no momentum.
 
@@ -80,30 +83,44 @@ class Muon:
             weights: by name.
             settings: of the run.
             gather: where processes hold some rows each: makes a whole weight of everybody's, and finds the own ones.
+            processes: where each holds everything, they share the work out.
         """
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
         self._decay = settings.momentum
         self._dtype = DTYPES[settings.precision]
-        self._weights, self._gather = weights, gather
-        self._together = _some_at_a_time(weights)
+        self._weights, self._gather, self._processes = weights, gather, processes or Processes()
+        self._groups = _some_at_a_time(weights, self._processes.count)
 
     def step(self, rate: float) -> None:
         """One update by the gradient, with Nesterov's momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
         update = self.gradient.lerp(self.momentum, self._decay)
-        parts = dict(zip(self._weights, update.split([w.held.numel() for w in self._weights.values()]), strict=True))
-        for names in self._together:
-            held = {name: parts[name].view(self._weights[name].held) for name in names}
-            if self._gather is None:
-                self._make_orthogonal(held)
-                continue
-            gathered = {name: self._gather(name, part) for name, part in held.items()}
-            self._make_orthogonal({name: whole for name, (whole, _) in gathered.items()})
-            for name, part in held.items():
-                whole, start = gathered[name]
-                part.copy_(whole[start : start + len(part)])
+        sizes = [sum(self._weights[name].held.numel() for name in names) for names in self._groups]
+        works = []
+        for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
+            # Every process has the same update; one of them makes this part orthogonal, and gives it to the others.
+            source = number % self._processes.count
+            if source == self._processes.rank:
+                self._update_group(names, part)
+            works.append(self._processes.begin_to_give(part, source))
+        for work in works:
+            if work is not None:
+                work.wait()
         self.master.add_(update, alpha=-rate)
+
+    def _update_group(self, names: Sequence[str], update: Tensor) -> None:
+        """Of the weights that lie in this part of the update."""
+        parts = update.split([self._weights[name].held.numel() for name in names])
+        held = {name: part.view(self._weights[name].held) for name, part in zip(names, parts, strict=True)}
+        if self._gather is None:
+            self._make_orthogonal(held)
+            return
+        gathered = {name: self._gather(name, part) for name, part in held.items()}
+        self._make_orthogonal({name: whole for name, (whole, _) in gathered.items()})
+        for name, part in held.items():
+            whole, start = gathered[name]
+            part.copy_(whole[start : start + len(part)])
 
     def _make_orthogonal(self, weights: Mapping[str, Tensor]) -> None:
         """In place, and as large as an update should be. Matrices of one shape go together."""
@@ -121,14 +138,16 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _some_at_a_time(weights: Mapping[str, Weight]) -> list[list[str]]:
-    """Names in groups that are small beside the model, so that little is held twice."""
+def _some_at_a_time(weights: Mapping[str, Weight], processes: int) -> list[list[str]]:
+    """Names in groups that are small beside the model, so that little is held twice; one for each process at least."""
+    sizes = {name: sum(weight.rows) * weight.held[1] for name, weight in weights.items()}
+    most = min(_MOST_ELEMENTS, sum(sizes.values()) // processes)
     groups: list[list[str]] = []
-    elements = _MOST_ELEMENTS
-    for name, weight in weights.items():
-        if elements >= _MOST_ELEMENTS:
+    elements = most
+    for name, size in sizes.items():
+        if elements >= most:
             groups.append([])
             elements = 0
         groups[-1].append(name)
-        elements += sum(weight.rows) * weight.held[1]
+        elements += size
     return groups

@@ -81,7 +81,7 @@ class FlatOptimizer:
             model.to(dtype)  # buffers, and what does not learn; the other parameters are already
         self._statistics, self._between_steps = RunningStatistics(model), True
         shapes = {name: parameter.shape for name, parameter in learning.items()}
-        self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices)
+        self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices, processes=processes)
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from transduce.errors import TransduceError
 
@@ -62,6 +63,18 @@ class Processes:
         received = content if self.is_first else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(received, src=0, group=_patient_group())
         return msgspec.json.decode(received.numpy().tobytes(), type=kind)
+
+    def begin_to_give(self, tensor: Tensor, source: int) -> dist.Work | None:
+        """Begins to give all processes what one of them has in a tensor, which must be left alone until that is done.
+
+        Args:
+            tensor: as long in all of them; changed in all others.
+            source: the rank of the one that has it.
+
+        Returns:
+            What to wait for; None where there is one process alone.
+        """
+        return None if self.count == 1 else dist.broadcast(tensor, src=source, async_op=True)
 
     def wait(self) -> None:
         """Returns when all processes have come here."""

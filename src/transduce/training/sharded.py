@@ -76,7 +76,8 @@ class ShardedOptimizer:
         master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
         shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
         self.rows = {name: self._own_rows(parameter.shape) for name, parameter in self._parameters.items()}
-        self._update = FlatUpdate(master, torch.zeros_like(master), shapes, settings, matrices, self._gather_from)
+        gradient = torch.zeros_like(master)
+        self._update = FlatUpdate(master, gradient, shapes, settings, matrices, gather=self._gather_from)
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""

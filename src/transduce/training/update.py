@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transduce.training.adam import Adam
 from transduce.training.muon import Gather, Muon, Weight
+from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
 
 
@@ -23,7 +24,9 @@ class FlatUpdate:
         shapes: Mapping[str, torch.Size],
         settings: ResolvedTraining,
         matrices: Mapping[str, tuple[int, ...]],
+        *,
         gather: Gather | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Begins with nothing remembered.
 
@@ -34,6 +37,7 @@ class FlatUpdate:
             settings: of the run.
             matrices: which of them Muon takes, and the rows of each matrix that stands in one.
             gather: see `Muon`, where processes hold some rows each.
+            processes: where each holds everything, and takes the same update.
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
         self.masters = self._named(master, shapes)
@@ -43,7 +47,11 @@ class FlatUpdate:
         start = sum(shapes[name].numel() for name in self._names[0])
         self.adam = Adam(master[:start], gradient[:start], settings)
         weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
-        self.muon = Muon(master[start:], gradient[start:], weights, settings, gather) if weights else None
+        self.muon = (
+            Muon(master[start:], gradient[start:], weights, settings, gather=gather, processes=processes)
+            if weights
+            else None
+        )
 
     def update(self, norm: float, tokens: int, rate: float) -> None:
         """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
