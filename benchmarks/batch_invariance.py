@@ -3,6 +3,7 @@
     python benchmarks/batch_invariance.py --model models/zh-en --source test.zh   # 1,000 sentences of a file
     python benchmarks/batch_invariance.py              # the demonstration's model, which is trained first
     python benchmarks/batch_invariance.py --quick      # 200 sentences, fewer steps of training
+    python benchmarks/batch_invariance.py --emulate    # bfloat16 by float32, see emulated_bf16.py: no times
     python benchmarks/batch_invariance.py --json rows.json  # the rows; `-` for standard output
 
 Greedy search and a beam of 4; batches of 1, 8 and 64 in the file's order, of 64 shuffled and of 64 sorted by length.
@@ -17,10 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 import torch
+from emulated_bf16 import Emulation
 from report import Row, machine, parser, report
 
 from transduce.demo import demo
@@ -73,7 +76,9 @@ def decode(
     return [found[number] for number in range(len(sources))]
 
 
-def measure(translator: Translator, exact: Translator, sources: list[list[int]], name: str) -> list[Row]:
+def measure(
+    translator: Translator, exact: Translator, sources: list[list[int]], name: str, *, timed: bool
+) -> list[Row]:
     """One kind of search at the translator's precision: what differs plain, what differs strict, what strict costs."""
     search, rows = SEARCHES[name], []
     title = f"{name}, {translator.precision}"
@@ -95,7 +100,7 @@ def measure(translator: Translator, exact: Translator, sources: list[list[int]],
             for one, two in zip(decode(translator, sources, strict, size, numbers), strict_alone, strict=True)
         )
         rows.append(Row(f"{title}, {order}: strict scores that differ", unequal, "", bar="0", holds=unequal == 0))
-    return [*rows, slowdown(translator, sources, search, title)]
+    return [*rows, slowdown(translator, sources, search, title)] if timed else rows
 
 
 def is_near_tie(exact: Translator, source: list[int], one: Hypothesis, two: Hypothesis, search: SearchSettings) -> bool:
@@ -163,12 +168,14 @@ def main() -> int:
     options.add_argument("--model", metavar="FOLDER", help="a trained model, with --source")
     options.add_argument("--source", metavar="FILE", help="sentences for it, one a line")
     options.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=("fp32", "bf16"))
+    options.add_argument("--emulate", action="store_true", help="products in bfloat16 by float32")
     said = options.parse_args()
     if (said.model is None) != (said.source is None):
         options.error("--model and --source go together")
     sys.stderr.write(f"{machine()}\n")
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as temporary:
+    emulation = Emulation() if said.emulate else nullcontext()  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as temporary, emulation:
         folder, lines = find_sentences(said.model, said.source, Path(temporary), quick=said.quick)
         exact = load(folder, precision="fp32", device="cpu", threads=1)
         vocabulary = exact.tokenizer.source
@@ -179,7 +186,7 @@ def main() -> int:
         for precision in said.precisions:
             translator = exact if precision == "fp32" else load(folder, precision=precision, device="cpu", threads=1)
             for name in SEARCHES:
-                rows += measure(translator, exact, sources, name)
+                rows += measure(translator, exact, sources, name, timed=not said.emulate)
     return report(rows, said.json)
 
 
