@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "dropout 0.4": {"model.dropout": "=0.4"},
     "weight decay 0.1": {"training.weight_decay": "=0.1"},
     "weight decay 0.3": {"training.weight_decay": "=0.3"},
+    "weight decay 1": {"training.weight_decay": "=1.0"},
     "half the vocabulary": {"tokenizer.vocabulary_size": "0.5"},
     "twice the vocabulary": {"tokenizer.vocabulary_size": "2"},
     "preset tiny": {"preset": "=tiny"},
