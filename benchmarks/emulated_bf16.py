@@ -17,9 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transduce.commands.main import main
 
 _aten = torch.ops.aten
-PRODUCTS = {
-    *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
-    *(_aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out, _aten.addmm_.default, _aten.baddbmm_.default),
+_IN_PLACE = {_aten.addmm_.default: _aten.addmm.default, _aten.baddbmm_.default: _aten.baddbmm.default}
+# Each form of a product, and the one that makes a new tensor.
+_NEW = _IN_PLACE | {
+    form: product.default
+    for product in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
+    for form in (product.default, product.out)
 }
 
 
@@ -31,12 +34,10 @@ class Emulation(TorchDispatchMode):
     ) -> Any:
         """Every operation of PyTorch's comes here."""
         kwargs = kwargs or {}
-        if func not in PRODUCTS or not any(_is_rounded(value) for value in args):
+        if func not in _NEW or not any(_is_rounded(value) for value in args):
             return func(*args, **kwargs)
-        target = kwargs.get("out", args[0] if func in (_aten.addmm_.default, _aten.baddbmm_.default) else None)
-        plain = getattr(_aten, func._schema.name.removeprefix("aten::").rstrip("_")).default
-        scalars = {name: value for name, value in kwargs.items() if name != "out"}
-        found = plain(*(value.float() if _is_rounded(value) else value for value in args), **scalars)
+        target = args[0] if func in _IN_PLACE else kwargs.pop("out", None)
+        found = _NEW[func](*(value.float() if _is_rounded(value) else value for value in args), **kwargs)
         return found.bfloat16() if target is None else target.copy_(found)
 
 

@@ -7,8 +7,8 @@
 
 The fast path is what `transduce train` chooses on this machine: its precision, and kernels of our own. The plain one
 has PyTorch's kernels. Where the machine has nothing faster than float32 there is nothing to compare, but
-`emulated_bf16.py` can tell what bfloat16 would do. The loss is that
-of the last validation, of the averaged weights, on all of dev; BLEU is that of its translations by beam search.
+`emulated_bf16.py` can tell what bfloat16 would do. The loss is that of the last validation, of the averaged weights, on
+all of dev; BLEU is that of its translations by beam search.
 """
 
 import json
@@ -80,19 +80,19 @@ def main() -> int:
     }
     ours, plain = (Outcome(mean([o.loss for o in f]), mean([o.bleu for o in f])) for f in found.values())
     difference = abs(ours.loss / plain.loss - 1.0)
-    judged = not said.quick
+    judged, form = not said.quick, f"{fast}, emulated" if said.emulate else fast
     rows = [
         Row(
             f"Multi30k en-de after {steps:,} steps, dev loss",
             ours.loss,
-            f"nats/token in {fast}",
+            f"nats/token in {form}",
             peer=PLAIN,
             peer_value=plain.loss,
             ratio=ours.loss / plain.loss,
             bar=f"within {BAR:.0%}" if judged else None,
             holds=difference <= BAR if judged else None,
         ),
-        Row(f"Multi30k en-de after {steps:,} steps, dev", ours.bleu, f"BLEU in {fast}", PLAIN, plain.bleu),
+        Row(f"Multi30k en-de after {steps:,} steps, dev", ours.bleu, f"BLEU in {form}", PLAIN, plain.bleu),
     ]
     return report(rows, said.json)
 

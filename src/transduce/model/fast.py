@@ -73,11 +73,11 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     once more, and all are float32. Elsewhere, it is the model's own projection.
     """
     weight, bias = model.output_weight, model.output_bias
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.shape[1] % 16 or not has_kernels():
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not has_kernels():
         return model.project
-    from transduce.model.native.linear import BFloat16Vocabulary
+    from transduce.model.native.linear import MULTIPLE, BFloat16Vocabulary
 
-    return BFloat16Vocabulary(weight, bias)
+    return model.project if weight.shape[1] % MULTIPLE else BFloat16Vocabulary(weight, bias)
 
 
 def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:

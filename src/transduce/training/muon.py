@@ -139,7 +139,7 @@ class Muon:
 
 
 def _some_at_a_time(weights: Mapping[str, Weight], processes: int) -> list[list[str]]:
-    """Names in groups that are small beside the model, so that little is held twice; one for each process at least."""
+    """Names in groups that are small beside the model, so that little is held twice, and the processes share them."""
     sizes = {name: sum(weight.rows) * weight.held[1] for name, weight in weights.items()}
     most = min(_MOST_ELEMENTS, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

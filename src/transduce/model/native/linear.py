@@ -1,4 +1,5 @@
-"""Products with 8-bit weights by the kernels, as modules and as what a program is written from.
+"""Products with 8-bit weights by the kernels, as modules and as what a program is written from; and the projection to
+the vocabulary in bfloat16.
 
 Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block, V vocabulary.
 """
@@ -17,7 +18,7 @@ from transduce.model.quantized import Int8Linear, Use
 
 _LEAST = 1e-30  # a row of zeros is divided by this
 _LEVELS = 127  # of a weight, on either side of 0
-_MULTIPLE = 16  # of D: the widest vectors' elements
+MULTIPLE = 16  # of D: the widest vectors' elements
 
 
 class NativeLinear(nn.Module):
@@ -101,7 +102,7 @@ class BFloat16Vocabulary:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keeps the matrix (V, D), D a multiple of 16, and the bias (V,), both in bfloat16."""
+        """Keeps the matrix (V, D), D a multiple of `MULTIPLE`, and the bias (V,), both in bfloat16."""
         self._weight, self._bias = weight, bias
         self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         self._tile = own_tile()
@@ -137,7 +138,7 @@ def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> 
     tile = find_tile()
     if tile is not None and (use == "memory" or (use == "layer" and tile.kind == "sextets")):
         tile = tile._replace(kind="words")
-    if tile is None or weight.shape[1] % _MULTIPLE or weight.shape[1] > tile.most_inputs:
+    if tile is None or weight.shape[1] % MULTIPLE or weight.shape[1] > tile.most_inputs:
         return Int8Linear(weight, bias)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 

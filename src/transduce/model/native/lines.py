@@ -156,10 +156,10 @@ def write_refining(k: Emitter, vectors: int) -> None:
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
-        refiner = _Refiner(k, vectors, F32, _Output(width, weights, bias, stride))
+        output = _Output(F32, vectors, width, weights, bias, stride)
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
-            refiner.refine(k.at(x, k.times(row, width)), k.at(logits, k.times(row, stride)))
+            _refine_line(k, output, k.at(x, k.times(row, width)), k.at(logits, k.times(row, stride)))
 
 
 def write_widening(k: Emitter, vectors: int) -> None:
@@ -170,12 +170,12 @@ def write_widening(k: Emitter, vectors: int) -> None:
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
-        refiner = _Refiner(k, vectors, I16, _Output(width, weights, bias, stride))
+        output = _Output(I16, vectors, width, weights, bias, stride)
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
             line = k.at(logits, k.times(row, stride))
             _widen_line(k, k.at(rounded, k.times(row, outputs), I16), outputs, line, stride)
-            refiner.refine(k.at(x, k.times(row, width), I16), line)
+            _refine_line(k, output, k.at(x, k.times(row, width), I16), line)
 
 
 def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
@@ -192,42 +192,41 @@ def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride:
 class _Output(NamedTuple):
     """A projection's sizes and places."""
 
+    kind: Any
+    """Of the elements of its weights and of states."""
+    vectors: int
+    """Of a block of logits."""
     width: Value
     weights: Value
     bias: Value
     stride: Value
 
 
-class _Refiner:
-    """Computes the likeliest logits of a row once more."""
+def _refine_line(k: Emitter, output: _Output, x: Value, line: Value) -> None:
+    """Computes the likeliest of one row of logits once more, by its row of states."""
+    block = output.vectors * k.lanes
+    most = k.variable(k.splat(_NEVER))
+    with k.loop(0, output.stride, block) as column:
+        known = k.get(most, k.splat(0.0))
+        k.store(k.greater(_greatest_of_vectors(k, line, column, output.vectors), known), most)
+    bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
+    with k.loop(0, output.stride, block) as column:
+        some = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)
+        with k.where_any(some), k.loop(column, k.sum_of(column, block), k.lanes) as start:
+            likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
+            with k.each_set(likely) as place:
+                number = k.sum_of(start, place)
+                exact = _dot(k, output, x, k.at(output.weights, k.times(number, output.width), output.kind))
+                k.store(k.build.fadd(exact, k.load(k.at(output.bias, number))), k.at(line, number))
 
-    def __init__(self, k: Emitter, vectors: int, kind: Any, output: _Output) -> None:
-        self.k, self.vectors, self.kind, self.output = k, vectors, kind, output
 
-    def refine(self, x: Value, line: Value) -> None:
-        """Of the row `line` of logits, by the row `x` of states; it and the weights are of `kind`."""
-        k, output, block = self.k, self.output, self.vectors * self.k.lanes
-        most = k.variable(k.splat(_NEVER))
-        with k.loop(0, output.stride, block) as column:
-            known = k.get(most, k.splat(0.0))
-            k.store(k.greater(_greatest_of_vectors(k, line, column, self.vectors), known), most)
-        bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
-        with k.loop(0, output.stride, block) as column:
-            some = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, self.vectors), bound)
-            with k.where_any(some), k.loop(column, k.sum_of(column, block), k.lanes) as start:
-                likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
-                with k.each_set(likely) as place:
-                    number = k.sum_of(start, place)
-                    exact = self._dot(x, k.at(output.weights, k.times(number, output.width), self.kind))
-                    k.store(k.build.fadd(exact, k.load(k.at(output.bias, number))), k.at(line, number))
-
-    def _dot(self, one: Value, other: Value) -> Value:
-        """The sum of the products of two rows."""
-        k, kind, total = self.k, self.kind, self.k.variable(self.k.splat(0.0))
-        with k.loop(0, self.output.width, k.lanes) as column:
-            known = k.get(total, k.splat(0.0))
-            k.store(k.madd(k.load_wide(one, column, kind), k.load_wide(other, column, kind), known), total)
-        return k.total(k.get(total, k.splat(0.0)))
+def _dot(k: Emitter, output: _Output, one: Value, other: Value) -> Value:
+    """The sum of the products of two rows."""
+    total = k.variable(k.splat(0.0))
+    with k.loop(0, output.width, k.lanes) as column:
+        known, kind = k.get(total, k.splat(0.0)), output.kind
+        k.store(k.madd(k.load_wide(one, column, kind), k.load_wide(other, column, kind), known), total)
+    return k.total(k.get(total, k.splat(0.0)))
 
 
 def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> Value:
