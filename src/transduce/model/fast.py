@@ -6,6 +6,7 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 import importlib.metadata
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -73,11 +74,17 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     once more, and all are float32. Elsewhere, it is the model's own projection.
     """
     weight, bias = model.output_weight, model.output_bias
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not has_kernels():
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not _kernels_on(torch.get_num_threads()):
         return model.project
     from transduce.model.native.linear import MULTIPLE, BFloat16Vocabulary
 
     return model.project if weight.shape[1] % MULTIPLE else BFloat16Vocabulary(weight, bias)
+
+
+@cache
+def _kernels_on(threads: int) -> bool:
+    """`why_no_kernels` reads what is installed, which is too slow for every batch."""
+    return why_no_kernels(threads) is None
 
 
 def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:
