@@ -58,7 +58,8 @@ MEANINGS = {
     "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
     "training.beta2": "Adam: decay of the mean of their squares.",
     "training.epsilon": "Adam: what is added to the divisor.",
-    "training.weight_decay": "Decoupled weight decay, as AdamW has it, of matrices: biases and norms keep theirs.",
+    "training.weight_decay": "Decoupled, as AdamW has it: in each step a matrix is multiplied by 1 - rate × decay; "
+    "biases and norms are not.",
     "training.label_smoothing": "ε of section 5.4.",
     "training.precision": "What the model computes in; masters and moments are float32.",
     "training.report_every": "Steps between reports.",

@@ -21,8 +21,10 @@ from transduce.training.choices import (
     choose_steps,
     choose_vocabulary_size,
     choose_warmup_steps,
+    choose_weight_decay,
     count_parameters,
 )
+from transduce.training.rates import TOTAL_DECAY
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
 
@@ -175,6 +177,13 @@ def test_muon_is_for_layers_matrices_with_random_weights() -> None:
     assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
     assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"
     assert choose(start="models/other") == "adam"
+
+
+def test_muon_decays_the_less_the_longer_a_run_is() -> None:
+    decays = [choose_weight_decay("muon", "linear", 0.005, steps // 10, steps).value for steps in (300, 1_600, 8_000)]
+    assert decays == pytest.approx([2 * TOTAL_DECAY / 0.005 / steps for steps in (300, 1_600, 8_000)], rel=1e-3)
+    assert choose_weight_decay("muon", "linear", 0.005, 500, None).value is None
+    assert choose_weight_decay("adam", "linear", 0.005, 160, 1_600).value == 0.0
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

@@ -67,6 +67,7 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
         "falls to zero at the last step",
         "muon  needs half of Adam's steps",
         "1 / d_model (128)",
+        "1.3 / the sum of the rates of",
         "Dry run: nothing was trained.",
     ):
         assert line in said
@@ -399,6 +400,7 @@ def test_minutes_become_steps_that_are_kept(
 ) -> None:
     settings = {k: v for k, v in toy_settings.items() if k not in ("training.steps", "training.validate_every")}
     settings |= {"training.minutes": 0.04, "training.translate_dev": 0}
+    settings |= {"training.optimizer": "muon"}
     folder = tmp_path / "run"
     started_at = time.monotonic()
     result = train(out=folder, settings=settings, device="cpu", threads=1)
@@ -408,6 +410,8 @@ def test_minutes_become_steps_that_are_kept(
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
     assert f"0.04 minutes are {result.steps:,} steps at the present rate." in said
+    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' rates, once their number", said)
+    assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]
     assert checkpoint is not None
     assert checkpoint.state.steps == result.steps

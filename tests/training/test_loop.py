@@ -27,6 +27,7 @@ from transduce.training.interruption import Interruption
 from transduce.training.loop import Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.precautions import Precautions
+from transduce.training.rates import decay_over
 from transduce.training.settings import ResolvedTraining
 from transduce.training.surroundings import Surroundings
 
@@ -135,6 +136,7 @@ def crash_at(number: int) -> Callable[[int], None]:
         {},
         {"precision": "bf16", "average_decay": 0.9, "clip_norm": 0.5},
         {"accumulate": 2, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+        {"optimizer": "muon", "schedule": "linear", "weight_decay": None},
     ],
     ids=str,
 )
@@ -339,6 +341,39 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     resumed.trainer.resume()
     assert resumed.trainer.steps == 60
     assert resumed.trainer.elapsed_seconds == pytest.approx(30.0)
+
+
+def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_much(
+    tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    decays: dict[str, list[float]] = {"first": [], "again": []}
+
+    def run(name: str, steps: int) -> None:
+        def tick(position: int) -> None:
+            now[0] += 0.5
+            if position == steps:
+                raise PowerCutError
+
+        trainer = Setup(tmp_path, settings, before_loss=tick).trainer
+        take = trainer.optimizer.step
+
+        def step(tokens: int, rate: float, weight_decay: float = 0.0) -> float:
+            decays[name].append(weight_decay)
+            return take(tokens, rate, weight_decay)
+
+        monkeypatch.setattr(trainer.optimizer, "step", step)
+        trainer.resume()
+        trainer.run()
+
+    settings = make_settings(steps=None, minutes=0.5, schedule="linear", save_every=20, weight_decay=None)
+    with pytest.raises(PowerCutError):
+        run("first", 25)
+    run("again", 100)
+    known = decay_over(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
+    assert known > 0.0
+    assert decays == {"first": [0.0] * 10 + [known] * 15, "again": [known] * 40}
 
 
 # --- validation -------------------------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ def fill_gradients(model: nn.Module, seed: int = 5) -> None:
         parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))  # type: ignore[union-attr]
 
 
-def take_step(model: nn.Module, optimizer: FlatOptimizer, seed: int = 5) -> None:
+def take_step(model: nn.Module, optimizer: FlatOptimizer, seed: int = 5, weight_decay: float = 0.0) -> None:
     fill_gradients(model, seed)
     optimizer.collect_gradient()
-    optimizer.step(tokens=10, rate=RATE)
+    optimizer.step(tokens=10, rate=RATE, weight_decay=weight_decay)
 
 
 def matrix_with(values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,8 +250,8 @@ def test_weights_decay_by_the_learning_rate(make_settings: Make) -> None:
     moved = []
     for decay in (0.0, 0.5):
         model = make_model()
-        optimizer = FlatOptimizer(model, make_settings(optimizer="muon", weight_decay=decay), torch.float32)
-        take_step(model, optimizer)
+        optimizer = FlatOptimizer(model, make_settings(optimizer="muon"), torch.float32)
+        take_step(model, optimizer, weight_decay=decay)
         moved.append(optimizer.state()["weights"])
     start = dict(make_model().named_parameters())
     for name, plain in moved[0].items():

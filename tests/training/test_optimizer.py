@@ -93,7 +93,7 @@ def test_the_gradient_is_that_of_the_loss_per_token_of_the_whole_step(make_setti
 def test_steps_equal_pytorchs_adamw(make_settings: Make, clip_norm: float, weight_decay: float) -> None:
     ours = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2, bias=False))
     theirs = copy.deepcopy(ours)
-    optimizer = FlatOptimizer(ours, make_settings(clip_norm=clip_norm, weight_decay=weight_decay), torch.float32)
+    optimizer = FlatOptimizer(ours, make_settings(clip_norm=clip_norm), torch.float32)
     matrices = [each for each in theirs.parameters() if each.dim() > 1]
     others = [each for each in theirs.parameters() if each.dim() == 1]  # biases and norms do not decay
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -103,7 +103,7 @@ def test_steps_equal_pytorchs_adamw(make_settings: Make, clip_norm: float, weigh
             other.grad = torch.randn_like(other)
             assert one.grad is not None
             one.grad.copy_(other.grad * 50)  # a sum over 50 tokens
-        norm = optimizer.step(50, 0.01 / step)
+        norm = optimizer.step(50, 0.01 / step, weight_decay)
         expected_norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm or 1e9)
         for group in reference.param_groups:
             group["lr"] = 0.01 / step
@@ -114,9 +114,9 @@ def test_steps_equal_pytorchs_adamw(make_settings: Make, clip_norm: float, weigh
 
 def test_the_padding_row_stays_zero(make_settings: Make) -> None:
     model = tiny_transformer()
-    optimizer = FlatOptimizer(model, make_settings(weight_decay=0.1, average_decay=0.9), torch.float32)
+    optimizer = FlatOptimizer(model, make_settings(average_decay=0.9), torch.float32)
     for _ in range(3):
-        optimizer.step(add_gradient(model, optimizer, SOURCE, TARGET), 0.01)
+        optimizer.step(add_gradient(model, optimizer, SOURCE, TARGET), 0.01, weight_decay=0.1)
     assert not model.source_weight[0].any()
     assert not optimizer.kept_weights()["source_weight"][0].any()
 

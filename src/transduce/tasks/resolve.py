@@ -26,6 +26,7 @@ from transduce.training.choices import (
     choose_preset_in_time,
     choose_vocabulary_size,
     choose_warmup_steps,
+    choose_weight_decay,
 )
 from transduce.training.lora import usual_alpha
 from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
@@ -224,6 +225,11 @@ def resolve_training(
     schedule = take("training.schedule", said.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
     optimizer = _resolve_optimizer(settings, model, account)
+    rate = take(
+        "training.learning_rate",
+        said.learning_rate,
+        kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
+    )
     return ResolvedTraining(
         seed=said.seed,
         steps=steps,
@@ -231,18 +237,16 @@ def resolve_training(
         batch_tokens=batch_tokens,
         accumulate=1 if said.accumulate is None else said.accumulate,
         optimizer=optimizer,
-        learning_rate=take(
-            "training.learning_rate",
-            said.learning_rate,
-            kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
-        ),
+        learning_rate=rate,
         schedule=schedule,
         warmup_steps=warmup,
         momentum=said.momentum,
         beta1=said.beta1,
         beta2=said.beta2,
         epsilon=said.epsilon,
-        weight_decay=said.weight_decay,
+        weight_decay=_resolve_weight_decay(
+            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), account
+        ),
         clip_norm=said.clip_norm,
         label_smoothing=take(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
@@ -281,6 +285,17 @@ def _resolve_optimizer(settings: Settings, model: ModelConfig, account: Account)
     choice = choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
     optimizer: OptimizerName = account.take("training.optimizer", said.optimizer, choice)
     return optimizer
+
+
+def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: Account) -> float | None:
+    said, frozen = settings.training.weight_decay, settings.word_vectors is not None and settings.word_vectors.frozen
+    if said is not None:
+        return account.take("training.weight_decay", said, None)  # type: ignore[no-any-return]
+    if choice.value == 0.0 or frozen:
+        return 0.0  # not worth a line; frozen rows of the embeddings must not decay
+    shown = Choice("later" if choice.value is None else choice.value, choice.reason)
+    account.take("training.weight_decay", None, shown)
+    return choice.value
 
 
 def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:

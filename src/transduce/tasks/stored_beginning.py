@@ -76,7 +76,7 @@ def check_frozen(settings: Settings) -> None:
     training, said = settings.training, settings.word_vectors
     if said is None or not said.frozen:
         return
-    for name, clashes in (("weight_decay", training.weight_decay > 0.0), ("sharded", training.sharded)):
+    for name, clashes in (("weight_decay", bool(training.weight_decay)), ("sharded", training.sharded)):
         if clashes:
             raise TransduceError(
                 f"`word_vectors.frozen` keeps rows of the embeddings as they are, which `training.{name}` would not: "

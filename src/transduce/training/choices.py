@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from transduce.model.fast import why_no_kernels
+from transduce.training.rates import TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
@@ -233,6 +234,22 @@ def choose_learning_rate(
         return Choice(share / d_model, f"{share:g} / d_model ({d_model})")
     rate = share / d_model * math.sqrt(batch_tokens / _LARGE_BATCH)
     return Choice(rate, f"{share:g} / d_model ({d_model}) × √({batch_tokens:,} / {_LARGE_BATCH:,} tokens)")
+
+
+def choose_weight_decay(
+    optimizer: OptimizerName, schedule: ScheduleName, learning_rate: float, warmup_steps: int, steps: int | None
+) -> Choice[float | None]:
+    """0 with Adam, as in the paper. With Muon so much that rate × decay adds up to 1.3 over the run
+    (docs/benchmarks.md): the longer the run, the less in each step. Weights that decay are an average over the last
+    1 / (rate × decay) updates, which must be as long as the run or somewhat shorter (Wang and Aitchison 2024, "How to
+    set AdamW's weight decay as you scale model and dataset size").
+    """
+    if optimizer != "muon":
+        return Choice(0.0, "the paper has none")
+    if steps is None:
+        return Choice(None, f"{TOTAL_DECAY:g} / the sum of all steps' rates, once their number is known")
+    decay = decay_over(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
+    return Choice(decay, f"{TOTAL_DECAY:g} / the sum of the rates of {steps:,} steps")
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:

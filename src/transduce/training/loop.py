@@ -25,8 +25,8 @@ from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
 from transduce.training.precautions import Precautions
 from transduce.training.processes import joined_processes
+from transduce.training.rates import rates_of_step
 from transduce.training.report import StepSums
-from transduce.training.schedule import learning_rate
 from transduce.training.settings import ResolvedTraining
 from transduce.training.surroundings import Surroundings, differences
 from transduce.training.watch import LossWatch
@@ -226,8 +226,8 @@ class Trainer:
                 parts.append(part)
                 sums = sums.plus(loss, high=part.refused and math.isfinite(part.loss))
         sums = sums.over(self.processes, stop=interruption.requested is not None)
-        rate = self._learning_rate(step)
-        norm = self.optimizer.step(sums.tokens, rate)
+        rate, weight_decay = rates_of_step(step, self.settings, self.steps)
+        norm = self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
             self._watch.learnt(step, sums.total / sums.tokens)
@@ -273,15 +273,6 @@ class Trainer:
                 f"{verdict}: lower `training.learning_rate` ({self.settings.learning_rate:g}) or raise "
                 f"`training.warmup_steps` ({self.settings.warmup_steps})."
             )
-
-    def _learning_rate(self, step: int) -> float:
-        return learning_rate(
-            step,
-            schedule=self.settings.schedule,
-            peak=self.settings.learning_rate,
-            warmup_steps=self.settings.warmup_steps,
-            steps=self.steps,
-        )
 
     def _decide_steps(self) -> None:
         """Turns minutes into steps, once, when the rate is known. The number is saved with the run."""

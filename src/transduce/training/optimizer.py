@@ -30,7 +30,7 @@ class Optimizer(Protocol):
     def collect_gradient(self) -> None:
         """The micro-batch's backward pass is over."""
 
-    def step(self, tokens: int, rate: float) -> float:
+    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """One update; the gradient's norm per token, and nothing was updated where that is not finite."""
 
     def forget_gradient(self) -> None:
@@ -101,19 +101,20 @@ class FlatOptimizer:
             self.gradient += self.working_gradient
             self.working_gradient.zero_()
 
-    def step(self, tokens: int, rate: float) -> float:
+    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """One update.
 
         Args:
             tokens: target tokens of the whole step, over all micro-batches and processes.
             rate: the learning rate.
+            weight_decay: matrices are multiplied by 1 - rate × weight_decay before they move.
 
         Returns:
             The norm of the gradient per token before clipping. Where it is not finite nothing was updated.
         """
         norm = float(self.gradient.norm()) / tokens
         if math.isfinite(norm):
-            self._update.update(norm, tokens, rate)
+            self._update.update(norm, tokens, rate, weight_decay)
             self._show_masters()
             self._statistics.accept()
         self.gradient.zero_()

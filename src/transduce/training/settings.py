@@ -40,7 +40,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     # Gradients are scaled down to this norm; 0 leaves them.
     clip_norm: float = 1.0
     label_smoothing: float | None = None
@@ -136,7 +136,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The same with nothing left to choose; `steps` is None until `minutes` has become a number of steps."""
+    """The same with nothing left to choose; `steps` is None until `minutes` has become a number of steps, and
+    `weight_decay` where it follows from that number.
+    """
 
     seed: int
     steps: int | None
@@ -151,7 +153,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     beta1: float
     beta2: float
     epsilon: float
-    weight_decay: float
+    weight_decay: float | None = 0.0
     clip_norm: float
     label_smoothing: float
     precision: Precision

@@ -93,12 +93,12 @@ class ShardedOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def step(self, tokens: int, rate: float) -> float:
+    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
         squares = float(self._update.gradient.norm()) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if math.isfinite(norm):
-            self._update.update(norm, tokens, rate)
+            self._update.update(norm, tokens, rate, weight_decay)
             self._show_masters()
         self._update.gradient.zero_()
         return norm

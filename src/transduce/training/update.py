@@ -53,13 +53,13 @@ class FlatUpdate:
             else None
         )
 
-    def update(self, norm: float, tokens: int, rate: float) -> None:
+    def update(self, norm: float, tokens: int, rate: float, weight_decay: float) -> None:
         """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
         clip = self.settings.clip_norm
         factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
         self.gradient *= factor / tokens
-        if self.settings.weight_decay and self._decaying:
-            torch._foreach_mul_(self._decaying, 1.0 - rate * self.settings.weight_decay)
+        if weight_decay and self._decaying:
+            torch._foreach_mul_(self._decaying, 1.0 - rate * weight_decay)
         self.adam.step(rate)
         if self.muon is not None:
             self.muon.step(rate)
