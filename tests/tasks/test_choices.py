@@ -184,6 +184,8 @@ def test_muon_decays_the_less_the_longer_a_run_is() -> None:
     assert decays == pytest.approx([2 * TOTAL_DECAY / 0.005 / steps for steps in (300, 1_600, 8_000)], rel=1e-3)
     assert choose_weight_decay("muon", "linear", 0.005, 500, None).value is None
     assert choose_weight_decay("adam", "linear", 0.005, 160, 1_600).value == 0.0
+    short = choose_weight_decay("muon", "linear", 0.005, 1, 2)
+    assert (short.value, short.reason) == (20.0, "1.3 / the sum of the rates of 2 steps, at most 0.1 / the highest")
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

@@ -395,6 +395,33 @@ def test_more_steps_said_on_resume_are_remembered(
     assert (again.step, again.steps) == (5, 5)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there folders are not held")
+def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    folder, few = tmp_path / "run", toy_settings | {"training.steps": 2, "training.translate_dev": 0}
+    folder.mkdir()
+    holding = (
+        f"from pathlib import Path; from transduce.tasks.sole_run import sole_run\nwith sole_run(Path({str(folder)!r}))"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", f"{holding}: print('held', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    message = r"Another process is training in .*run: wait until it has ended, or name another folder with --out\."
+    for _ in range(2):  # a new run, and the one that it left
+        with pytest.raises(TransduceError, match=message):
+            train(out=folder, settings=few, resume=True, device="cpu", threads=1)
+    assert not (folder / "checkpoints").exists()
+    other.kill()  # the system lets go of what it held
+    other.communicate()
+    result = train(out=folder, settings=few, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 2
+
+
 def test_minutes_become_steps_that_are_kept(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from transduce.tasks.resolve import (
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
+from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
@@ -236,25 +238,28 @@ def _train_run(request: RunRequest) -> TrainResult | None:
         if run.processes.is_first:
             _dry_run(run, going_on=request.resume and has_run)
         return None
-    resolved, corpus = _begin(run, has_run=has_run)
-    result = _train(run, resolved, corpus)
-    if run.processes.is_first:
-        _finish(run, resolved, corpus, result)
+    with ExitStack() as held:
+        resolved, corpus = _begin(run, held, has_run=has_run)
+        result = _train(run, resolved, corpus)
+        if run.processes.is_first:
+            _finish(run, resolved, corpus, result)
     run.processes.leave()
     return result
 
 
-def _begin(run: Run, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
+def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
     """Prepares a run or takes it up; of several processes the first does, and the others open what it made."""
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()
         return run.resume()
     if request.resume and has_run:
+        held.enter_context(sole_run(request.out))
         resolved, corpus = run.resume()
     else:
         _refuse_to_overwrite(request, has_run)
         resolved, corpus = _start_in_folder(run, request.out)
+        held.enter_context(sole_run(request.out))
     run.processes.wait()
     return resolved, corpus
 

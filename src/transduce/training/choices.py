@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from transduce.model.fast import why_no_kernels
-from transduce.training.rates import TOTAL_DECAY, decay_over
+from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
@@ -249,7 +249,10 @@ def choose_weight_decay(
     if steps is None:
         return Choice(None, f"{TOTAL_DECAY:g} / the sum of all steps' rates, once their number is known")
     decay = decay_over(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
-    return Choice(decay, f"{TOTAL_DECAY:g} / the sum of the rates of {steps:,} steps")
+    reason = f"{TOTAL_DECAY:g} / the sum of the rates of {steps:,} steps"
+    return Choice(
+        decay, f"{reason}, at most {MOST_DECAY:g} / the highest" if decay == MOST_DECAY / learning_rate else reason
+    )
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:

@@ -8,6 +8,8 @@ from transduce.training.settings import ResolvedTraining
 
 # With Muon the decay is such that rate × decay adds up to this over a run.
 TOTAL_DECAY = 1.3
+# And up to this in a single step, which in a run of a few steps comes first.
+MOST_DECAY = 0.1
 
 
 class Rates(NamedTuple):
@@ -34,11 +36,11 @@ def rates_of_step(step: int, settings: ResolvedTraining, steps: int | None) -> R
 def decay_over(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
     """The constant weight decay that, times the rate, adds up to `TOTAL_DECAY` over all steps of a run.
 
-    So random weights are left with a quarter of their size at its end, whether it is short or long. No step takes more
-    than a tenth of them.
+    So random weights are left with a quarter of their size at its end, whether it is short or long, but for runs of a
+    few steps, as none takes more than `MOST_DECAY`.
     """
     rates = [
         learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
         for step in range(1, steps + 1)
     ]
-    return min(TOTAL_DECAY / sum(rates), 0.1 / peak)
+    return min(TOTAL_DECAY / sum(rates), MOST_DECAY / peak)
