@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "four times the batch": {"training.batch_tokens": "4", "training.learning_rate": "2"},
     "dropout 0.1": {"model.dropout": "=0.1"},
     "dropout 0.4": {"model.dropout": "=0.4"},
+    "no weight decay": {"training.weight_decay": "=0.0"},
     "weight decay 0.1": {"training.weight_decay": "=0.1"},
     "weight decay 0.3": {"training.weight_decay": "=0.3"},
     "weight decay 1": {"training.weight_decay": "=1.0"},
