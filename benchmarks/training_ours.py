@@ -1,9 +1,11 @@
 """transduce as a worker of training_speed.py: the model, loss and optimiser of `transduce train`."""
 
+from typing import cast
+
 import numpy as np
 import torch
 from training_settings import RATE, optimizer_settings
-from training_worker import CHOSEN, PROCESSOR, Device, read_plan, serve
+from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
@@ -13,9 +15,10 @@ from transduce.model.precision import DTYPES
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
-from transduce.training.choices import choose_compile, choose_kernels
+from transduce.training.choices import choose_accumulate, choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
+from transduce.training.settings import Precision
 
 
 def main() -> None:
@@ -40,18 +43,30 @@ def main() -> None:
     model.train()
     if choose_compile(work.device).value:
         compile_layers(model, work.device)
-    precision = detect_machine(work.device).precision if work.precision == CHOSEN else work.precision
+    chosen = work.precision == CHOSEN
+    precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
     task = TranslationTask(model, label_smoothing=work.label_smoothing)
-    batches = [
-        Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum())) for s, t in pairs
-    ]
+
+    def make_parts(source: Ids, target: Ids) -> list[Batch]:
+        tokens = int((target != work.pad_id).sum())
+        count = choose_accumulate(tokens, work.d_model, precision, work.device).value
+        return [
+            Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum()))
+            for s, t in zip(np.array_split(source, count), np.array_split(target, count), strict=True)
+        ]
+
+    steps = [make_parts(source, target) for source, target in pairs]
 
     def step(number: int) -> None:
-        loss = task.loss(batches[number])
-        loss.total.backward()
-        optimizer.collect_gradient()
-        optimizer.step(loss.tokens, RATE)
+        tokens = 0
+        for part in steps[number]:
+            optimizer.begin_batch(last=part is steps[number][-1])
+            loss = task.loss(part)
+            loss.total.backward()
+            optimizer.collect_gradient()
+            tokens += loss.tokens
+        optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
     kernels = kernels_of_training(choose_kernels(work.device, work.threads).value)

@@ -108,7 +108,6 @@ UNSAID = {
     "task.series.past": "4 × `horizon`",
     "task.series.season": "by autocorrelation",
     "training.minutes": "not set",
-    "training.accumulate": "`1`",
     "training.precision": "by the machine",
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",

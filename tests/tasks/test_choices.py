@@ -7,6 +7,7 @@ from transduce.training.choices import (
     PRESETS,
     Choice,
     CorpusSize,
+    choose_accumulate,
     choose_average_decay,
     choose_batch_tokens,
     choose_best_by,
@@ -25,6 +26,7 @@ from transduce.training.choices import (
     count_parameters,
 )
 from transduce.training.rates import TOTAL_DECAY
+from transduce.training.settings import Precision
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
 
@@ -177,6 +179,28 @@ def test_muon_is_for_layers_matrices_with_random_weights() -> None:
     assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
     assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"
     assert choose(start="models/other") == "adam"
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "d_model", "precision", "device", "parts"),
+    [
+        (2_048, 128, "fp32", "cpu", 1),
+        (4_096, 128, "fp32", "cpu", 1),
+        (2_048, 256, "fp32", "cpu", 1),
+        (4_096, 512, "fp32", "cpu", 4),
+        (25_000, 512, "fp32", "cpu", 25),
+        (4_096, 2_048, "fp32", "cpu", 4),  # parts of 1,024 at least
+        (4_096, 512, "bf16", "cpu", 1),
+        (25_000, 512, "bf16", "cpu", 7),
+        (25_000, 1_024, "fp32", "cuda", 1),
+    ],
+)
+def test_large_steps_are_taken_in_parts(
+    batch_tokens: int, d_model: int, precision: Precision, device: str, parts: int
+) -> None:
+    choice = choose_accumulate(batch_tokens, d_model, precision, device)
+    assert choice.value == parts
+    assert (parts == 1) == (choice.reason == "a step at once")
 
 
 def test_muon_decays_the_less_the_longer_a_run_is() -> None:

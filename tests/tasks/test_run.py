@@ -395,6 +395,20 @@ def test_more_steps_said_on_resume_are_remembered(
     assert (again.step, again.steps) == (5, 5)
 
 
+def test_large_steps_of_wide_models_are_taken_in_parts(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = toy_settings | {"model.d_model": 512, "training.batch_tokens": 4_096}
+    for settings, line in (
+        (wide, r"training.accumulate +4  at most 1,024 tokens at once, for less memory"),
+        (wide | {"training.accumulate": 2}, r"training.accumulate +2  as you said"),
+    ):
+        train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
+        assert re.search(line, capsys.readouterr().err)
+    train(out=tmp_path / "run", settings=toy_settings, dry_run=True, device="cpu", threads=1)
+    assert "training.accumulate" not in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there folders are not held")
 def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder, few = tmp_path / "run", toy_settings | {"training.steps": 2, "training.translate_dev": 0}

@@ -17,6 +17,7 @@ from transduce.training.choices import (
     PRESETS,
     Choice,
     CorpusSize,
+    choose_accumulate,
     choose_average_decay,
     choose_compile,
     choose_kernels,
@@ -230,12 +231,19 @@ def resolve_training(
         said.learning_rate,
         kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
     )
+    precision = take(
+        "training.precision",
+        said.precision,
+        kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
+    )
     return ResolvedTraining(
         seed=said.seed,
         steps=steps,
         minutes=said.minutes,
         batch_tokens=batch_tokens,
-        accumulate=1 if said.accumulate is None else said.accumulate,
+        accumulate=_resolve_accumulate(
+            said.accumulate, choose_accumulate(batch_tokens, model.d_model, precision, machine.device), account
+        ),
         optimizer=optimizer,
         learning_rate=rate,
         schedule=schedule,
@@ -251,11 +259,7 @@ def resolve_training(
         label_smoothing=take(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
-        precision=take(
-            "training.precision",
-            said.precision,
-            kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
-        ),
+        precision=precision,
         compile=_resolve_compile(said.compile, machine.device, account),
         kernels=_resolve_kernels(said.kernels, machine, account),
         sharded=said.sharded,
@@ -285,6 +289,13 @@ def _resolve_optimizer(settings: Settings, model: ModelConfig, account: Account)
     choice = choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
     optimizer: OptimizerName = account.take("training.optimizer", said.optimizer, choice)
     return optimizer
+
+
+def _resolve_accumulate(said: int | None, choice: Choice[int], account: Account) -> int:
+    if said is None and choice.value == 1:
+        return 1  # not worth a line
+    parts: int = account.take("training.accumulate", said, choice)
+    return parts
 
 
 def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: Account) -> float | None:

@@ -12,7 +12,7 @@ import msgspec
 from transduce.model.fast import why_no_kernels
 from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
-from transduce.training.settings import BestBy, Kernels, OptimizerName
+from transduce.training.settings import BestBy, Kernels, OptimizerName, Precision
 
 T = TypeVar("T")
 
@@ -20,6 +20,8 @@ _ASCENDING = ("tiny", "small", "base", "big")
 _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
+_PART_NUMBERS = 2**19
+_SMALLEST_PART = 1_024  # target tokens
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
@@ -142,6 +144,18 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
     return _fewer_for_small_corpora(epoch_tokens, Choice(25_000, "a GPU works best on large steps"))
+
+
+def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, device: str) -> Choice[int]:
+    """On a CPU so many parts that each has at most 2^19 / d_model target tokens, 1,024 at 512, but never fewer than
+    1,024: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
+    (docs/benchmarks.md). Four times as many tokens in bfloat16, whose products take so little time that adding up
+    gradients is felt. A GPU takes a step at once.
+    """
+    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (4 if precision == "bf16" else 1)
+    if device.startswith("cuda") or batch_tokens <= most:
+        return Choice(1, "a step at once")
+    return Choice(-(-batch_tokens // most), f"at most {most:,} tokens at once, for less memory")
 
 
 def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
