@@ -34,6 +34,23 @@ from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining
 
 _MAY_CHANGE = ("dropout", "attention_dropout", "activation_dropout")
 MOST_CHARACTERS = 40_000
+# Settings of training that nothing is chosen for.
+_AS_SAID = (
+    "seed",
+    "minutes",
+    "momentum",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "clip_norm",
+    "sharded",
+    "report_every",
+    "validate_every",
+    "save_every",
+    "keep_checkpoints",
+    "lora_rank",
+    "lora_projections",
+)
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -237,9 +254,7 @@ def resolve_training(
         kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
     )
     return ResolvedTraining(
-        seed=said.seed,
         steps=steps,
-        minutes=said.minutes,
         batch_tokens=batch_tokens,
         accumulate=_resolve_accumulate(
             said.accumulate, choose_accumulate(batch_tokens, model.d_model, precision, machine.device), account
@@ -248,34 +263,23 @@ def resolve_training(
         learning_rate=rate,
         schedule=schedule,
         warmup_steps=warmup,
-        momentum=said.momentum,
-        beta1=said.beta1,
-        beta2=said.beta2,
-        epsilon=said.epsilon,
         weight_decay=_resolve_weight_decay(
             settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), account
         ),
-        clip_norm=said.clip_norm,
         label_smoothing=take(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
         precision=precision,
         compile=_resolve_compile(said.compile, machine.device, account),
         kernels=_resolve_kernels(said.kernels, machine, account),
-        sharded=said.sharded,
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
-        report_every=said.report_every,
-        validate_every=said.validate_every,
-        save_every=said.save_every,
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(translated)),
         patience=take("training.patience", said.patience, choose_patience()),
         translate_dev=translated,
-        keep_checkpoints=said.keep_checkpoints,
-        lora_rank=said.lora_rank,
         lora_alpha=take("training.lora_alpha", said.lora_alpha, usual_alpha(said.lora_rank))
         if said.lora_rank
         else None,
-        lora_projections=said.lora_projections,
+        **{name: getattr(said, name) for name in _AS_SAID},
     )
 
 
