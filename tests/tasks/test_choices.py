@@ -1,8 +1,12 @@
 """What is chosen from the corpus and the machine: values worked out by hand, and that they grow as they should."""
 
+from typing import Any
+
 import pytest
 
-from transduce.tasks.resolve import Account
+from transduce.runtime.machine import Machine
+from transduce.tasks.resolve import Account, foresee_epochs
+from transduce.tasks.settings import make_settings
 from transduce.training.choices import (
     PRESETS,
     Choice,
@@ -11,6 +15,7 @@ from transduce.training.choices import (
     choose_average_decay,
     choose_batch_tokens,
     choose_best_by,
+    choose_dropout,
     choose_epochs,
     choose_language_model_batch_tokens,
     choose_learning_rate,
@@ -179,6 +184,39 @@ def test_muon_is_for_layers_matrices_with_random_weights() -> None:
     assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
     assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"
     assert choose(start="models/other") == "adam"
+
+
+@pytest.mark.parametrize(
+    ("preset", "epochs", "dropout"),
+    [
+        ("tiny", 4.4, 0.1),
+        ("tiny", 13.3, 0.1),
+        ("tiny", 30.0, 0.15),
+        ("tiny", 119.9, 0.3),
+        ("tiny", 150.0, 0.3),
+        ("small", 36.0, 0.11),
+        ("base", 5.0, 0.1),
+        ("big", 53.3, 0.2),
+        ("paper-big", 5.0, 0.3),  # the paper's stay the paper's
+    ],
+)
+def test_texts_that_are_read_less_often_need_less_dropout(preset: str, epochs: float, dropout: float) -> None:
+    assert choose_dropout(preset, epochs).value == dropout
+
+
+def test_epochs_are_foreseen_from_steps_and_from_minutes() -> None:
+    machine = Machine(device="cpu", threads=2, amx=False, avx512_bf16=False)
+
+    def foresee(**training: Any) -> float:
+        settings = make_settings({"training": training})
+        return foresee_epochs(settings, machine, "tiny", pairs=24_000, epoch_tokens=240_000, vocabulary_size=6_000)
+
+    assert foresee(steps=1_000, batch_tokens=2_400) == 10.0
+    assert foresee(steps=1_000) == pytest.approx(1_000 * 2_048 / 240_000)
+    assert foresee() == pytest.approx(choose_epochs(24_000).value, rel=1e-3)
+    # 8e10 operations a second, 6 for each piece and each of the 2.1 million parameters.
+    parameters = count_parameters(PRESETS["tiny"], 6_000)
+    assert foresee(minutes=30.0) == pytest.approx(8e10 * 1_800 / (6 * parameters) / 240_000)
 
 
 @pytest.mark.parametrize(

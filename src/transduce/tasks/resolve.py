@@ -1,5 +1,6 @@
 """From what the user said to a run with nothing left to choose, and the reasons."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from transduce.training.choices import (
     choose_accumulate,
     choose_average_decay,
     choose_compile,
+    choose_dropout,
     choose_kernels,
     choose_label_smoothing,
     choose_optimizer,
@@ -28,6 +30,8 @@ from transduce.training.choices import (
     choose_vocabulary_size,
     choose_warmup_steps,
     choose_weight_decay,
+    count_parameters,
+    pieces_in_time,
 )
 from transduce.training.lora import usual_alpha
 from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
@@ -117,8 +121,11 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
     account.take("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
-def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer | None, account: Account) -> ModelConfig:
-    """The model, from the task, the preset and what the user said; without a tokenizer it is one of numbers.
+def resolve_model(
+    settings: Settings, preset: str, tokenizer: Tokenizer | None, account: Account, *, epochs: float = math.inf
+) -> ModelConfig:
+    """The model, from the task, the preset, the epochs that training will last, and what the user said; without a
+    tokenizer it is one of numbers.
 
     Raises:
         TransduceError: the task takes no model of this kind, or the settings contradict each other.
@@ -130,15 +137,20 @@ def resolve_model(settings: Settings, preset: str, tokenizer: Tokenizer | None, 
     if said.get("positions", "learned") != "learned":
         usual = {name: value for name, value in usual.items() if name != "max_positions"}  # there is no table
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
+    chosen: dict[str, Choice[Any]]
     chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
     fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
+    dropout = choose_dropout(preset, epochs)
     sizes = msgspec.structs.replace(
         PRESETS[preset],
+        dropout=dropout.value,
         **{name: choice.value for name, choice in fitting.items()},
         **{name: said[name] for name in ("d_model",) if name in said},
     )
     for name, value in kind.sizes(sizes, model_kind).items():
         chosen[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
+    if chosen["dropout"].value == dropout.value:
+        chosen["dropout"] = dropout  # otherwise the task has its own
     values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
     return ModelConfig(**_vocabularies(tokenizer, model_kind) | said | values)
 
@@ -189,6 +201,20 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
         account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
     return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
+
+
+def foresee_epochs(
+    settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
+) -> float:
+    """How often the text will be read: by the steps, or by what a machine of this kind does in the minutes."""
+    kind, said = kind_of(settings.task.kind), settings.training
+    if said.minutes is not None:
+        parameters = count_parameters(PRESETS[preset], vocabulary_size or 0)
+        speed = machine.operations_per_second
+        return pieces_in_time(parameters, minutes=said.minutes, operations_per_second=speed) / max(1, epoch_tokens)
+    batch_tokens = said.batch_tokens or kind.choose_batch_tokens(epoch_tokens, machine.device).value
+    steps = said.steps or kind.choose_steps(pairs, epoch_tokens, batch_tokens).value
+    return steps * batch_tokens / max(1, epoch_tokens)
 
 
 def resolve_preset(

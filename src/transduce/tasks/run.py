@@ -34,6 +34,7 @@ from transduce.tasks.resolve import (
     Account,
     as_settings,
     explain_languages,
+    foresee_epochs,
     keep_model,
     resolve_model,
     resolve_preset,
@@ -121,17 +122,14 @@ class Run:
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
-        preset = settings.preset
+        preset, pieces = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
         if kept is None:
-            preset = resolve_preset(
-                settings,
-                self.machine,
-                account,
-                pairs=corpus.pairs,
-                tokens=corpus.target_tokens,
-                vocabulary_size=None if corpus.tokenizer is None else corpus.tokenizer.target.size,
+            pairs, tokens = corpus.pairs, corpus.target_tokens
+            preset = resolve_preset(settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=pieces)
+            epochs = foresee_epochs(
+                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=pieces
             )
-            model = resolve_model(settings, preset, corpus.tokenizer, account)
+            model = resolve_model(settings, preset, corpus.tokenizer, account, epochs=epochs)
         else:
             model = keep_model(settings, kept, str(settings.start_from), account)
         model = self.kind.adapt_model(model, corpus, settings.task)

@@ -21,6 +21,7 @@ _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
 _PART_NUMBERS = 2**19
+_EPOCHS_OF_USUAL_DROPOUT = 120
 _SMALLEST_PART = 1_024  # target tokens
 
 
@@ -101,7 +102,7 @@ def choose_preset_in_time(
     read = {}
     for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
         parameters = count_parameters(PRESETS[name], vocabulary_size)
-        read[name] = operations_per_second * minutes * 60.0 / (6 * parameters)
+        read[name] = pieces_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
         if read[name] >= _PIECES_A_PARAMETER * parameters:
             break
     if name == suited.value:
@@ -111,6 +112,11 @@ def choose_preset_in_time(
         f"{suited.reason}, suit {suited.value}, but {minutes:g} minutes are too short for it: it would read about "
         f"{read[suited.value]:.1g} target pieces, and this one {read[name]:.1g}",
     )
+
+
+def pieces_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
+    """Target pieces that training reads: 6 operations for each piece and parameter."""
+    return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
 def count_parameters(preset: Preset, vocabulary_size: int) -> int:
@@ -205,6 +211,21 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
     epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
     steps = max(300, round(epochs * epoch_tokens / batch_tokens))
     return Choice(steps, f"{epochs:.0f} epochs of {epoch_tokens:,} pieces")
+
+
+def choose_dropout(preset: str, epochs: float) -> Choice[float]:
+    """The preset's, which is for texts that are read a hundred times. Texts that are read less often need less: times
+    the root of their epochs' share of 120, but 0.1 at least, as the paper has it for 17 epochs (docs/benchmarks.md).
+    The paper's presets keep theirs.
+    """
+    usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
+    share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
+    if preset not in _ASCENDING or share >= 1.0 or usual <= least:
+        return Choice(usual, f"preset {preset}")
+    of_epochs = f"{usual:g} × √({epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
+    if usual * share < least:
+        return Choice(least, f"more than {of_epochs}, the least")
+    return Choice(round(usual * share, 2), of_epochs)
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
