@@ -21,7 +21,7 @@ _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
 _PART_NUMBERS = 2**19
-_EPOCHS_OF_USUAL_DROPOUT = 120
+_EPOCHS_OF_USUAL_DROPOUT = 60
 _SMALLEST_PART = 1_024  # target tokens
 
 
@@ -214,9 +214,9 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
 
 
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:
-    """The preset's, which is for texts that are read a hundred times. Texts that are read less often need less: times
-    the root of their epochs' share of 120, but 0.1 at least, as the paper has it for 17 epochs (docs/benchmarks.md).
-    The paper's presets keep theirs.
+    """The preset's where texts are read 60 times or more. Those that are read less often need less: times the root of
+    their epochs' share of 60 (docs/benchmarks.md), but 0.1 at least, as the paper has it for 17 epochs. The paper's
+    presets keep theirs.
     """
     usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
