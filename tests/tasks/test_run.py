@@ -395,6 +395,21 @@ def test_more_steps_said_on_resume_are_remembered(
     assert (again.step, again.steps) == (5, 5)
 
 
+def test_dropout_follows_how_often_a_text_is_read(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unsaid = {name: value for name, value in toy_settings.items() if name != "model.dropout"}
+    one_text = {name: value for name, value in unsaid.items() if "encoder" not in name and "target" not in name}
+    for settings, line in (
+        (unsaid | {"training.steps": 20}, r"model.dropout +0.1  more than 0.3 × √\([0-9.]+ / 60 epochs\), the least"),
+        (unsaid | {"training.steps": 10_000}, r"model.dropout +0.3  preset tiny"),
+        (unsaid | {"model.dropout": 0.2}, r"model.dropout +0.2  as you said"),
+        (one_text | {"task.kind": "language-model"}, r"model.dropout +0.1  preset tiny"),  # it has its own
+    ):
+        train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
+        assert re.search(line, capsys.readouterr().err)
+
+
 def test_large_steps_of_wide_models_are_taken_in_parts(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,20 +137,18 @@ def resolve_model(
     if said.get("positions", "learned") != "learned":
         usual = {name: value for name, value in usual.items() if name != "max_positions"}  # there is no table
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
-    chosen: dict[str, Choice[Any]]
-    chosen = {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
+    chosen: dict[str, Choice[Any]] = {}
+    chosen |= {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
     fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
-    dropout = choose_dropout(preset, epochs)
     sizes = msgspec.structs.replace(
         PRESETS[preset],
-        dropout=dropout.value,
         **{name: choice.value for name, choice in fitting.items()},
         **{name: said[name] for name in ("d_model",) if name in said},
     )
     for name, value in kind.sizes(sizes, model_kind).items():
         chosen[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
-    if chosen["dropout"].value == dropout.value:
-        chosen["dropout"] = dropout  # otherwise the task has its own
+    if chosen["dropout"].value == PRESETS[preset].dropout:  # the task has none of its own
+        chosen["dropout"] = choose_dropout(preset, epochs)
     values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
     return ModelConfig(**_vocabularies(tokenizer, model_kind) | said | values)
 
@@ -331,7 +329,8 @@ def _resolve_accumulate(said: int | None, choice: Choice[int], account: Account)
 def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: Account) -> float | None:
     said, frozen = settings.training.weight_decay, settings.word_vectors is not None and settings.word_vectors.frozen
     if said is not None:
-        return account.take("training.weight_decay", said, None)  # type: ignore[no-any-return]
+        account.take("training.weight_decay", said, None)
+        return said
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a line; frozen rows of the embeddings must not decay
     shown = Choice("later" if choice.value is None else choice.value, choice.reason)
