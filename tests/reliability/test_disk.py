@@ -153,6 +153,7 @@ def test_an_event_that_was_half_written_is_completed(tmp_path: Path) -> None:
 def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_settings: dict[str, Any]) -> None:
     """The process may have 300 MB more than it has when everything is loaded; the largest batch needs more."""
     settings = toy_settings | {"training.batch_tokens": 100_000, "model.d_model": 256, "model.d_ff": 2048}
+    settings |= {"training.accumulate": 1}
     program = (
         "import resource, sys, transduce.tasks.run as run\n"
         "from transduce.tasks.train import train\n"

@@ -321,17 +321,20 @@ def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator)
 
 
 def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
+    steps = inspect_sentence(translator, SENTENCE).steps
+    others = [next(each.piece for each in step.candidates if each.piece != step.piece) for step in steps]
+    written = {step.piece for step in steps}
+    place = next(number for number, other in enumerate(others) if other not in written)
+    step, other = steps[place], others[place]
     write(page, SENTENCE)
-    page.locator(".piece").nth(1).click()
-    step = inspect_sentence(translator, SENTENCE).steps[1]
-    other = next(candidate.piece for candidate in step.candidates if candidate.piece != step.piece)
+    page.locator(".piece").nth(place).click()
     page.get_by_role("button", name="write this here").first.click()
     page.locator(".comparison").wait_for()
-    forced = intervene(translator, SENTENCE, Intervention(step=1, force=other))
+    forced = intervene(translator, SENTENCE, Intervention(step=place, force=other))
     assert outcome(page, 1) == forced.after.translation
     assert page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([other])[0])
     page.get_by_role("button", name="forbid it here").click()
-    forbidden = intervene(translator, SENTENCE, Intervention(step=1, forbid=(step.piece,)))
+    forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.piece,)))
     until(
         page,
         "said => document.querySelectorAll('.outcome .translation')[1]?.innerText === said",
