@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "dropout 0.05": {"model.dropout": "=0.05"},
     "dropout 0.1": {"model.dropout": "=0.1"},
     "dropout 0.2": {"model.dropout": "=0.2"},
+    "dropout 0.3": {"model.dropout": "=0.3"},
     "dropout 0.4": {"model.dropout": "=0.4"},
     "no weight decay": {"training.weight_decay": "=0.0"},
     "weight decay 0.1": {"training.weight_decay": "=0.1"},

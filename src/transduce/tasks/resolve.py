@@ -137,8 +137,9 @@ def resolve_model(
     if said.get("positions", "learned") != "learned":
         usual = {name: value for name, value in usual.items() if name != "max_positions"}  # there is no table
     model_kind = said.get("kind", usual.get("kind", kind.model_kinds[0]))
-    chosen: dict[str, Choice[Any]] = {}
-    chosen |= {name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()}
+    chosen: dict[str, Choice[Any]] = {
+        name: Choice(value, f"usual for `task.kind` {kind.name}") for name, value in usual.items()
+    }
     fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
     sizes = msgspec.structs.replace(
         PRESETS[preset],

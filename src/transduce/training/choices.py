@@ -20,9 +20,9 @@ _ASCENDING = ("tiny", "small", "base", "big")
 _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
-_PART_NUMBERS = 2**19
-_EPOCHS_OF_USUAL_DROPOUT = 60
+_PART_NUMBERS = 2**19  # target tokens × d_model
 _SMALLEST_PART = 1_024  # target tokens
+_EPOCHS_OF_USUAL_DROPOUT = 60
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
@@ -285,9 +285,9 @@ def choose_weight_decay(
         return Choice(None, f"{TOTAL_DECAY:g} / the sum of all steps' rates, once their number is known")
     decay = decay_over(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
     reason = f"{TOTAL_DECAY:g} / the sum of the rates of {steps:,} steps"
-    return Choice(
-        decay, f"{reason}, at most {MOST_DECAY:g} / the highest" if decay == MOST_DECAY / learning_rate else reason
-    )
+    if decay == MOST_DECAY / learning_rate:
+        reason += f", at most {MOST_DECAY:g} / the highest"
+    return Choice(decay, reason)
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
