@@ -85,10 +85,17 @@ def chosen_values(files: dict[str, str], work: Path, minutes: float | None) -> t
     return preset, values
 
 
-def arithmetic(values: dict[str, float], preset: str) -> float:
-    """Multiplications of a step's forward pass, a target piece taken to come with one of the source."""
-    parameters = count_parameters(PRESETS[preset], int(values["tokenizer.vocabulary_size"]))
-    return parameters * values["training.batch_tokens"]
+def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
+    """Multiplications of a step: forward, twice as many backward, a target piece taken to come with one of the source;
+    and those by which Muon makes updates orthogonal, three polynomials of each matrix (`training/muon.py`).
+    """
+    sizes = PRESETS[preset]
+    passes = 3 * count_parameters(sizes, int(values["tokenizer.vocabulary_size"])) * values["training.batch_tokens"]
+    if optimizer != "muon":
+        return passes
+    d, layers = sizes.d_model, sizes.num_encoder_layers + sizes.num_decoder_layers
+    attention = 4 * (layers + sizes.num_decoder_layers) * 3 * (2 * d**3 + d**3)
+    return passes + attention + 2 * layers * 3 * (2 * d**2 * sizes.d_ff + d**3)
 
 
 def train_command(files: dict[str, str], out: Path) -> list[str]:
@@ -117,7 +124,8 @@ def run_variant(
         values[name] = float(change[1:]) if change.startswith("=") else usual[name] * float(change)
         whole = name in ("tokenizer.vocabulary_size", "training.batch_tokens")
         options += ["--set", f"{name}={int(values[name]) if whole else values[name]}"]
-    own_steps = round(steps * arithmetic(usual, usual_preset) / arithmetic(values, preset))
+    optimizer = changes.get("training.optimizer", "=muon")[1:]
+    own_steps = round(steps * arithmetic(usual, usual_preset, "muon") / arithmetic(values, preset, optimizer))
     if not (out / "dev_score.json").exists():
         command = [*train_command(files, out), "--resume", "--preset", preset, "--steps", str(own_steps), *options]
         done = subprocess.run(command, check=False)

@@ -1,9 +1,10 @@
 """The command line of transduce, with products in bfloat16 as a processor with instructions for them computes them.
 
-    python benchmarks/emulated_bf16.py train ... --set training.precision=bf16
+    python benchmarks/emulated_bf16.py demo
 
 Products of bfloat16 are summed in float32 and rounded once; PyTorch does them an element at a time where there are no
-such instructions. This says what bfloat16 does to quality, and nothing about its speed.
+such instructions. They are taken to be there, so bfloat16 is what is chosen. This says what it does to quality, and
+nothing about its speed.
 """
 
 import sys
@@ -46,5 +47,6 @@ def _is_rounded(value: object) -> bool:
 
 
 if __name__ == "__main__":
+    torch.cpu._is_amx_tile_supported = lambda: True
     with Emulation():  # type: ignore[no-untyped-call]
         sys.exit(main())
