@@ -143,9 +143,10 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 
 
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """2,048 target tokens on a CPU, where time is short: with the same arithmetic, twice as many steps of half the size
-    gave 19.2 BLEU for 11.9, and smaller ones keep several threads waiting (docs/benchmarks.md). The paper's 25,000 on a
-    GPU (section 5.1). Fewer where an epoch would otherwise have less than 50 steps, but 512 at least.
+    """2,048 target tokens on a CPU, where time is short: with the same arithmetic, half as many steps of twice the size
+    gave 41.5 BLEU for 42.8 after two epochs, and smaller ones keep several threads waiting (docs/benchmarks.md). The
+    paper's 25,000 on a GPU (section 5.1). Fewer where an epoch would otherwise have less than 50 steps, but 512 at
+    least.
     """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
