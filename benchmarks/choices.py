@@ -93,9 +93,13 @@ def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
     passes = 3 * count_parameters(sizes, int(values["tokenizer.vocabulary_size"])) * values["training.batch_tokens"]
     if optimizer != "muon":
         return passes
-    d, layers = sizes.d_model, sizes.num_encoder_layers + sizes.num_decoder_layers
-    attention = 4 * (layers + sizes.num_decoder_layers) * 3 * (2 * d**3 + d**3)
-    return passes + attention + 2 * layers * 3 * (2 * d**2 * sizes.d_ff + d**3)
+
+    def orthogonalize(columns: int) -> int:
+        return 3 * (2 * sizes.d_model**2 * columns + sizes.d_model**3)
+
+    layers = sizes.num_encoder_layers + sizes.num_decoder_layers
+    attention = 4 * (layers + sizes.num_decoder_layers) * orthogonalize(sizes.d_model)
+    return passes + attention + 2 * layers * orthogonalize(sizes.d_ff)
 
 
 def train_command(files: dict[str, str], out: Path) -> list[str]:
