@@ -15,9 +15,9 @@ from transduce.model.flat import FlatState
 from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_tile
 from transduce.model.native.linear import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_product
-from transduce.model.native.products import NARROW, WIDE, Tile
 from transduce.model.native.reductions import NativeReductions
 from transduce.model.native.state import NativeState
+from transduce.model.native.tile import NARROW, WIDE, Tile
 from transduce.model.quantized import Int8Linear, Int8Transformer, Use, quantize
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
@@ -27,7 +27,7 @@ from transduce.search.vocabulary import use_kernels
 BEST = find_tile()
 if BEST is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-TILES = [BEST, NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
+TILES = [*dict.fromkeys([BEST, BEST.finer]), NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
 if BEST.lanes == WIDE.lanes:
     TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
 
@@ -173,7 +173,7 @@ def test_six_bits_are_left_to_the_vocabulary_and_eight_are_too_few_for_the_memor
     tiles = {use: product.tile.kind for use, product in found.items() if isinstance(product, NativeLinear)}
     assert tiles == {
         "layer": "words" if BEST.kind == "sextets" else BEST.kind,
-        "memory": "words",
+        "memory": BEST.finer.kind,
         "vocabulary": BEST.kind,
     }
     assert isinstance(found["vocabulary"], NativeVocabulary)

@@ -17,7 +17,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.fused import training_kernels, training_with
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.native.engine import find_tile
-from transduce.model.native.products import NARROW, WIDE
+from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy

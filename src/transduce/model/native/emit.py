@@ -29,6 +29,8 @@ class Emitter:
         self.ints = ir.VectorType(I32, lanes)
         self.floats = ir.VectorType(F32, lanes)
         self.threaded = threaded
+        self.features: set[str] = set()
+        """Instructions that are used by name, beyond what the processor at hand is known for."""
         self.build: Any = None
 
     @contextmanager
@@ -171,6 +173,10 @@ class Emitter:
         kind = one.type
         name = "f32" if kind == F32 else f"v{self.lanes}f32"
         return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
+
+    def lesser(self, one: Value, other: Value) -> Value:
+        """Of two whole numbers."""
+        return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
     def greater(self, one: Value, other: Value) -> Value:
         """Of two numbers, or of each two of two vectors; the other where one is no number."""

@@ -18,10 +18,11 @@ import torch
 
 from transduce.libraries import release_library
 from transduce.model.native.emit import I64, POINTER, Emitter, Value
-from transduce.model.native.products import NARROW, WIDE, Tile
+from transduce.model.native.tile import NARROW, WIDE, Tile
 
 _LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
 _NO_ISA = ("SSE41", "AVX")
+_EVERY_ISA = ("ALL", "DEFAULT")
 _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA
 
 
@@ -64,10 +65,19 @@ def find_tile() -> Tile | None:
         return None
     narrow = limit in _NARROW_ISA or capability == "avx2"
     if features.get("avx512bw") and not narrow:
-        return WIDE._replace(kind="bytes" if features.get("avx512vnni") and limit != "AVX512_CORE" else "sextets")
+        has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
+        return WIDE._replace(kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit))
     if features.get("avx2") and features.get("fma"):
         return NARROW._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
+
+
+def _has_amx(features: dict[str, bool], limit: str) -> bool:
+    """Whether this process may use AMX for bytes: the system grants its registers to those who ask."""
+    if not (features.get("amx-tile") and features.get("amx-int8")) or not ("AMX" in limit or limit in _EVERY_ISA):
+        return False
+    ask = getattr(torch.cpu, "_init_amx", None)
+    return ask is not None and bool(ask())
 
 
 def own_tile() -> Tile:
@@ -108,7 +118,7 @@ def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(str(k.module))
     module.verify()
-    features = llvm.get_host_cpu_features().flatten()
+    features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features, opt=2
     )

@@ -14,7 +14,7 @@ from transduce.model.native.attention import AttentionWriter
 from transduce.model.native.attention_places import AttentionPlaces, AttentionShape, room_to_attend
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
 from transduce.model.native.fused_rows import KINDS
-from transduce.model.native.products import Tile
+from transduce.model.native.tile import Tile
 
 _MOST_KEYS = 256  # beyond, PyTorch's blocks of scores are products large enough for its library
 _WIDEST = 128

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from transduce.model.native.emit import F32, I16
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
-from transduce.model.native.products import Tile
+from transduce.model.native.tile import Tile
 from transduce.model.native.training_rows import DropPlaces, NormPlaces, RowWriter, SoftmaxPlaces
 
 KINDS = {torch.float32: F32, torch.bfloat16: I16}

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.emit import Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile, program
 from transduce.model.native.lines import write_refining, write_widening
-from transduce.model.native.products import Tile, write_products, write_rounding
+from transduce.model.native.products import write_products, write_rounding
+from transduce.model.native.tile import Tile
 from transduce.model.quantized import Int8Linear, Use
 
 _LEAST = 1e-30  # a row of zeros is divided by this
@@ -47,7 +49,8 @@ class NativeLinear(nn.Module):
         """Each row by itself: what stands beside it makes no difference to its result."""
         rows = x.reshape(-1, self.width).contiguous()
         out = rows.new_empty(len(rows), self.padded_outputs)
-        rounded, scales = rows.new_empty(len(rows), self.width, dtype=torch.int16), rows.new_empty(len(rows))
+        rounded = rows.new_empty(len(rows) + MORE_ROWS, self.width, dtype=torch.int16)
+        scales = rows.new_empty(len(rows))
         _linear_program(self.tile).run(
             rows.data_ptr(),
             len(rows),
@@ -136,11 +139,24 @@ def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> 
     and eight for the memory's keys and values (docs/decoding.md).
     """
     tile = find_tile()
+    if tile is not None and tile.amx and not agrees_with_vectors(tile):
+        tile = tile._replace(amx=False)
     if tile is not None and (use == "memory" or (use == "layer" and tile.kind == "sextets")):
-        tile = tile._replace(kind="words")
+        tile = tile.finer
     if tile is None or weight.shape[1] % MULTIPLE or weight.shape[1] > tile.most_inputs:
         return Int8Linear(weight, bias)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+
+
+@cache
+def agrees_with_vectors(tile: Tile) -> bool:
+    """Whether AMX gives on this machine what vectors give, to the last bit: seen on a small product, once."""
+    numbers = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
+    return all(
+        torch.equal(NativeLinear(weight, None, own)(x), NativeLinear(weight, None, own._replace(amx=False))(x))
+        for own in (tile, tile.finer)
+    )
 
 
 @cache

@@ -37,7 +37,7 @@ class Places(NamedTuple):
     normed: Any
     """Room for (N, D)."""
     rounded: Any
-    """Room for N × D or N × H × K words, whichever is more."""
+    """Room for N × D or N × H × K words, whichever is more, and for `amx.MORE_ROWS` more rows."""
     scales: Any
     """Room for N."""
     projected: Any
@@ -47,7 +47,7 @@ class Places(NamedTuple):
     inner: Any
     """Room for (128, F)."""
     rounded_inner: Any
-    """Room for 128 × F words."""
+    """Room for 128 × F words, and for `amx.MORE_ROWS` more rows."""
     scores: Any
     """Room for `room` numbers for each thread."""
     room: Any

@@ -1,78 +1,17 @@
 """Kernels of products with 8-bit weights: rows are rounded, multiplied by weights in blocks, and scaled back.
 
-What rows are rounded to is one of three kinds of integers:
-
-* `bytes`, where an instruction adds four products of bytes to a sum of 32 bits (`vpdpbusd`);
-* `sextets` of 6 bits elsewhere: four products are added in 16 bits first (`vpmaddubsw`), which bytes would overflow;
-* `words` of 12 bits, of which pairs of products are added in 32 bits (`vpmaddwd`): more exact, and slower.
-
-Bytes and sextets are unsigned to their instructions, so a number in the middle stands for zero, and what this adds to a
-sum follows from the weights: the sum begins with its opposite.
 Legend: N rows, D inputs, O outputs, C outputs of a block of weights.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from transduce.model.native import amx
 from transduce.model.native.emit import I8, I16, I32, I64, POINTER, Emitter, Value
+from transduce.model.native.tile import HALF_BITS, PLACE, Place, Tile, finish, join_halves
 
 _LEAST = 1e-30  # a row of zeros is divided by this
-
-Kind = Literal["bytes", "sextets", "words"]
-
-
-class Tile(NamedTuple):
-    """What is summed at a time, in registers."""
-
-    lanes: int
-    """32-bit numbers in a register."""
-    vectors: int
-    """Registers of outputs."""
-    rows: int
-    kind: Kind
-    """What rows are rounded to."""
-
-    @property
-    def levels(self) -> int:
-        """Of an activation, on either side of 0; so few words that sums of `most_inputs` products fit in 32 bits."""
-        return {"bytes": 127, "sextets": 31, "words": 2047}[self.kind]
-
-    @property
-    def zero(self) -> int:
-        """The number that stands for 0."""
-        return {"bytes": 128, "sextets": 32, "words": 0}[self.kind]
-
-    @property
-    def most_inputs(self) -> int:
-        """Of a product: D."""
-        return 8192 if self.kind == "words" else 65_536
-
-    @property
-    def element(self) -> Any:
-        """The type of an activation."""
-        return I16 if self.kind == "words" else I8
-
-    @property
-    def group(self) -> int:
-        """Inputs that are 32 bits together."""
-        return 2 if self.kind == "words" else 4
-
-    @property
-    def groups(self) -> int:
-        """Whose products are added before they join a sum."""
-        return 2 if self.kind == "sextets" else 1
-
-    @property
-    def columns(self) -> int:
-        """Outputs of a block of weights: C."""
-        return self.lanes * self.vectors
-
-
-WIDE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")  # 24 sums in 32 registers of 512 bits
-NARROW = Tile(lanes=8, vectors=2, rows=6, kind="bytes")  # 12 sums in 16 registers of 256 bits
-MOST_LANES = WIDE.lanes
 ENDINGS = ("store", "relu", "add")
 
 
@@ -97,42 +36,35 @@ def write_rounding(k: Emitter, tile: Tile) -> None:
             greatest = k.greater(greatest, k.real(_LEAST))
             k.store(k.build.fdiv(greatest, k.real(float(tile.levels))), k.at(scales, row))
             inverse = k.splat(k.build.fdiv(k.real(float(tile.levels)), greatest))
-            there = k.at(rounded, k.times(row, width), tile.element)
+            there = k.at(rounded, k.times(row, width, tile.planes), tile.element)
             with k.loop(0, width, k.lanes) as column:
                 scaled = k.build.fmul(k.load_floats(here, column), inverse)
                 whole = k.build.fptosi(k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, scaled), k.ints)
                 moved = k.build.add(whole, ir.Constant(k.ints, [tile.zero] * k.lanes))
-                narrow = k.build.trunc(moved, ir.VectorType(tile.element, k.lanes))
-                k.store(narrow, k.at(there, column, tile.element))
-
-
-class _Place(NamedTuple):
-    """Arguments of a tile."""
-
-    rounded: Value
-    scales: Value
-    width: Value
-    weights: Value
-    start: Value
-    steps: Value
-    bias: Value
-    out: Value
-    stride: Value
-
-
-_TILE: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
+                planes = [moved]
+                if tile.planes == 2:
+                    planes = [
+                        k.build.lshr(moved, k.all_ints(HALF_BITS)),
+                        k.build.and_(moved, k.all_ints(2**HALF_BITS - 1)),
+                    ]
+                for number, plane in enumerate(planes):
+                    narrow = k.build.trunc(plane, ir.VectorType(tile.element, k.lanes))
+                    k.store(narrow, k.at(there, k.sum_of(column, k.times(width, number)), tile.element))
 
 
 def write_products(k: Emitter, tile: Tile, endings: Sequence[str] = ENDINGS) -> None:
     """`product_<kind>_…(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)` for each ending.
 
-    rounded (N, D) and scales (N,) come from `round_<kind>`; weights, start, steps and bias (O,) from `NativeLinear`, O
-    a multiple of C; out is (N, O): "store" writes, "relu" writes what is positive, "add" adds to what is there.
+    rounded (N, D) and scales (N,) come from `round_<kind>`, and with AMX `amx.MORE_ROWS` more rows can be read;
+    weights, start, steps and bias (O,) from `NativeLinear`, O a multiple of C; out is (N, O): "store" writes, "relu"
+    writes what is positive, "add" adds to what is there.
     """
     for ending in endings:
         for rows in range(1, tile.rows + 1):
-            with k.function(f"tile_{tile.kind}_{ending}_{rows}", *_TILE) as arguments:
-                _write_tile(k, tile, rows, ending, _Place(*arguments))
+            with k.function(f"tile_{tile.kind}_{ending}_{rows}", *PLACE) as arguments:
+                _write_tile(k, tile, rows, ending, Place(*arguments))
+        if tile.amx:
+            amx.write_blocks(k, tile, ending)
         _write_product(k, tile, ending)
 
 
@@ -143,11 +75,10 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
         first, last = k.share(k.build.sdiv(outputs, k.number(tile.columns)), *share)
         whole = k.times(k.build.sdiv(rows, k.number(tile.rows)), tile.rows)
 
-        def call(count: int, row: Value, block: Value) -> None:
+        def place_of(row: Value, block: Value) -> Place:
             column = k.times(block, tile.columns)
-            k.call(
-                f"tile_{tile.kind}_{ending}_{count}",
-                k.at(rounded, k.times(row, width), tile.element),
+            return Place(
+                k.at(rounded, k.times(row, width, tile.planes), tile.element),
                 k.at(scales, row),
                 width,
                 k.at(weights, k.times(column, width), I8),
@@ -158,44 +89,53 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
                 outputs,
             )
 
-        with k.loop(first, last) as block:
-            with k.loop(0, whole, tile.rows) as row:
-                call(tile.rows, row, block)
-            for count in range(1, tile.rows):
-                left = k.build.icmp_signed("==", k.build.sub(rows, whole), k.number(count))
-                with k.where(left):
-                    call(count, whole, block)
+        def by_vectors() -> None:
+            with k.loop(first, last) as block:
+                with k.loop(0, whole, tile.rows) as row:
+                    k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *place_of(row, block))
+                for count in range(1, tile.rows):
+                    left = k.build.icmp_signed("==", k.build.sub(rows, whole), k.number(count))
+                    with k.where(left):
+                        k.call(f"tile_{tile.kind}_{ending}_{count}", *place_of(whole, block))
+
+        if not tile.amx:
+            by_vectors()
+            return
+        with k.build.if_else(amx.pays(k, rows, width)) as (many, few):
+            with many:
+                amx.configure(k)
+                with k.loop(first, last) as block:
+                    amx.write_rows(k, tile, ending, rows, lambda row: place_of(row, block))
+                amx.release(k)
+            with few:
+                by_vectors()
 
 
-def _write_tile(k: Emitter, tile: Tile, rows: int, ending: str, place: _Place) -> None:
+def _write_tile(k: Emitter, tile: Tile, rows: int, ending: str, place: Place) -> None:
     """One block of outputs of a few rows."""
-    sums = []
-    for _ in range(rows):
-        starts = [k.load(k.at(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
-        sums.append([k.variable(start) for start in starts])
+    starts = [k.load(k.at(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
+    begin = [k.all_ints(0)] * tile.vectors if tile.planes == 2 else starts
+    sums = [[k.variable(start) for start in begin] for _ in range(rows)]
     like = ir.Constant(k.ints, ir.Undefined)
-    with k.loop(0, place.width, tile.group * tile.groups) as first:
-        line = k.at(place.weights, k.times(first, tile.columns), I8)
-        weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
-        for row in range(rows):
-            inputs = k.at(place.rounded, k.sum_of(k.times(place.width, row), first), tile.element)
-            spread = [k.splat(k.load(k.at(inputs, g * tile.group, tile.element), I32)) for g in range(tile.groups)]
-            for vector in range(tile.vectors):
-                total = k.get(sums[row][vector], like)
-                k.store(_multiply(k, tile, total, spread, weights[vector :: tile.vectors]), sums[row][vector])
+    row_width = k.times(place.width, tile.planes)
+    for plane in range(tile.planes):
+        with k.loop(0, place.width, tile.group * tile.groups) as first:
+            line = k.at(place.weights, k.times(first, tile.columns), I8)
+            weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
+            there = k.sum_of(k.times(place.width, plane), first)
+            for row in range(rows):
+                inputs = k.at(place.rounded, k.sum_of(k.times(row_width, row), there), tile.element)
+                spread = [k.splat(k.load(k.at(inputs, g * tile.group, tile.element), I32)) for g in range(tile.groups)]
+                for vector in range(tile.vectors):
+                    total = k.get(sums[row][vector], like)
+                    k.store(_multiply(k, tile, total, spread, weights[vector :: tile.vectors]), sums[row][vector])
+        if tile.planes == 2 and plane == 0:
+            for row in range(rows):
+                for vector, start in enumerate(starts):
+                    high = join_halves(k, k.get(sums[row][vector], like))
+                    k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
-        scale = k.splat(k.load(k.at(place.scales, row)))
-        for vector in range(tile.vectors):
-            column = vector * tile.lanes
-            size = k.build.fmul(scale, k.load_floats(place.steps, column))
-            exact = k.build.sitofp(k.get(sums[row][vector], like), k.floats)
-            value = k.madd(exact, size, k.load_floats(place.bias, column))
-            there = k.at(place.out, k.sum_of(k.times(place.stride, row), column))
-            if ending == "relu":
-                value = k.greater(value, k.splat(0.0))
-            elif ending == "add":
-                value = k.build.fadd(value, k.load(there, k.floats))
-            k.store(value, there)
+        finish(k, place, ending, row, {vector: k.get(sums[row][vector], like) for vector in range(tile.vectors)})
 
 
 def _load_weights(k: Emitter, tile: Tile, line: Value, number: int) -> Value:
@@ -208,7 +148,7 @@ def _load_weights(k: Emitter, tile: Tile, line: Value, number: int) -> Value:
 def _multiply(k: Emitter, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
     """Adds the products of all groups to a vector of sums."""
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
-    if tile.kind == "bytes":
+    if tile.kind in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
     if tile.kind == "sextets":
         halves = ir.VectorType(I16, 2 * k.lanes)

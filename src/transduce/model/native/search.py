@@ -14,10 +14,10 @@ from torch import Tensor
 from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
 from transduce.model.native.model_programs import Places
-from transduce.model.native.products import MOST_LANES
 from transduce.model.native.reductions import SelectPlaces, room_to_select
 from transduce.model.native.search_program import SearchPlaces, search_program
 from transduce.model.native.state import NativeState, Scratch
+from transduce.model.native.tile import MOST_LANES
 
 _LEAST_PIECES = 64  # a block of them
 

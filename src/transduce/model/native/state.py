@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
+from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
 from transduce.model.native.model_programs import ROWS_AT_ONCE, ModelPrograms, Places, output_of
 from transduce.model.native.pool import ROOM, Pool
-from transduce.model.native.products import MOST_LANES
+from transduce.model.native.tile import MOST_LANES
 from transduce.model.transformer import Transformer
 
 
@@ -152,12 +153,12 @@ class Scratch:
         chunk = min(rows, ROWS_AT_ONCE)
         sizes = {
             "normed": rows * d_model,
-            "rounded": rows * max(d_model, inner) // 2,
+            "rounded": (rows + MORE_ROWS) * max(d_model, inner) // 2,
             "scales": rows,
             "projected": rows * 3 * inner,
             "heads": rows * inner,
             "inner": chunk * d_ff,
-            "rounded_inner": chunk * d_ff // 2,
+            "rounded_inner": (chunk + MORE_ROWS) * d_ff // 2,
             "scores": scores,
         }
         self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})

@@ -1,0 +1,108 @@
+"""AMX's products are those of vectors, to the last bit; where a processor has no AMX, its instructions are emulated.
+
+The machine code is the same either way: where there is no AMX, each instruction raises a signal, whose handler
+(emulator.c) does what the instruction says.
+"""
+
+import copy
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.model.native import linear
+from transduce.model.native.engine import find_tile
+from transduce.model.native.linear import agrees_with_vectors, make_product
+
+HERE = Path(__file__)
+BEST = find_tile()
+if BEST is None or BEST.kind != "bytes" or BEST.lanes != 16:
+    pytest.skip("AMX is for processors with AVX-512 and VNNI, and this is none", allow_module_level=True)
+if platform.system() != "Linux" or platform.machine() != "x86_64" or shutil.which("cc") is None:
+    pytest.skip("emulating AMX takes Linux on x86-64 and a C compiler", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("amx") / "emulator.so"
+    source = HERE.with_name("emulator.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+@pytest.mark.parametrize("case", ["products", "model"])
+def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
+    # In a process of its own: handlers of signals are the whole process'.
+    done = subprocess.run(
+        [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000  # instructions, or the handler was never asked
+
+
+def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BEST is not None
+    monkeypatch.setattr(linear, "find_tile", lambda: BEST._replace(amx=True))
+    weight = torch.randn(64, 64)
+    for agrees in (True, False):
+        monkeypatch.setattr(linear, "agrees_with_vectors", lambda _, agrees=agrees: agrees)
+        for use in ("layer", "memory", "vocabulary"):
+            assert make_product(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
+
+
+# --- in a process of its own ----------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def _compare_products() -> None:
+    assert BEST is not None
+    assert agrees_with_vectors(BEST._replace(amx=True))
+    torch.manual_seed(1)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for width in (48, 64, 512):
+            weight, bias = torch.randn(150, width), torch.randn(150)
+            for tile in (BEST, BEST.finer):
+                vectors = linear.NativeLinear(weight, bias, tile._replace(amx=False))
+                tiles = linear.NativeLinear(weight, bias, tile._replace(amx=True))
+                for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 70):
+                    x = torch.randn(rows, width)
+                    assert torch.equal(tiles(x), vectors(x)), (tile, width, rows)
+
+
+@torch.inference_mode()
+def _compare_models() -> None:
+    from transduce.model.config import ModelConfig
+    from transduce.model.fast import product_maker, start_fast
+    from transduce.model.native.state import NativeState
+    from transduce.model.quantized import quantize
+    from transduce.model.transformer import Transformer
+
+    assert BEST is not None
+    torch.manual_seed(1)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    model = Transformer(ModelConfig(source_vocabulary_size=300, target_vocabulary_size=300, **sizes)).eval()  # type: ignore[arg-type]
+    sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
+    found = []
+    for amx in (False, True):
+        setattr(linear, "find_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
+        state = start_fast(quantize(copy.deepcopy(model), make=product_maker()), sources)
+        assert isinstance(state, NativeState)
+        assert state.output.tile.amx is amx
+        found.append([state.step(newest).clone() for newest in pieces])
+    assert all(map(torch.equal, *found))
+
+
+if __name__ == "__main__":
+    library = ctypes.CDLL(sys.argv[1])
+    if not torch.cpu._is_amx_tile_supported():
+        assert library.install_amx() == 0
+    {"products": _compare_products, "model": _compare_models}[sys.argv[2]]()
+    print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6)
