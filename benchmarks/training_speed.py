@@ -4,6 +4,7 @@
     python benchmarks/training_speed.py --size 512            # one of them
     python benchmarks/training_speed.py --isa avx512          # as if the processor had no more than this
     python benchmarks/training_speed.py --isa avx2 --skip bf16    # the same, without what takes minutes a step then
+    python benchmarks/training_speed.py --skip speed          # the memory alone
     python benchmarks/training_speed.py --device cuda         # base and big, 25,000 target tokens a step
     python benchmarks/training_speed.py --quick
 
@@ -315,7 +316,7 @@ def main() -> int:
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=12.0, help="a contender and round, about")
-    options.add_argument("--skip", nargs="*", choices=("joeynmt", "bf16", "memory", "ceiling"), default=[])
+    options.add_argument("--skip", nargs="*", choices=("speed", "joeynmt", "bf16", "memory", "ceiling"), default=[])
     options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
     said = options.parse_args()
     print(machine(), file=sys.stderr)
@@ -324,7 +325,8 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for isa, name in itertools.product(said.isa, said.size or SIZES_OF[said.device]):
+        sizes = [] if "speed" in said.skip else said.size or SIZES_OF[said.device]
+        for isa, name in itertools.product(said.isa, sizes):
             size = SIZES[name]
             batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
