@@ -87,7 +87,7 @@ def _compare_models() -> None:
 
     assert BEST is not None
     torch.manual_seed(1)
-    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 512, "num_heads": 2}
     model = Transformer(ModelConfig(source_vocabulary_size=300, target_vocabulary_size=300, **sizes)).eval()  # type: ignore[arg-type]
     sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
     found = []

@@ -166,17 +166,13 @@ def test_rows_that_are_no_numbers_read_no_weights() -> None:
 
 
 @torch.inference_mode()
-def test_six_bits_are_left_to_the_vocabulary_and_eight_are_too_few_for_the_memory() -> None:
+def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() -> None:
     assert BEST is not None
-    weight = torch.randn(64, 64)
-    found = {use: make_product(weight, None, use) for use in get_args(Use)}
-    tiles = {use: product.tile.kind for use, product in found.items() if isinstance(product, NativeLinear)}
-    assert tiles == {
-        "layer": "words" if BEST.kind == "sextets" else BEST.kind,
-        "memory": BEST.finer.kind,
-        "vocabulary": BEST.kind,
-    }
-    assert isinstance(found["vocabulary"], NativeVocabulary)
+    for width, layer in ((64, BEST.finer), (512, BEST if BEST.kind == "bytes" else BEST.finer)):
+        found = {use: make_product(torch.randn(64, width), None, use) for use in get_args(Use)}
+        tiles = {use: product.tile for use, product in found.items() if isinstance(product, NativeLinear)}
+        assert tiles == {"layer": layer, "memory": BEST.finer, "vocabulary": BEST}
+        assert isinstance(found["vocabulary"], NativeVocabulary)
     wide = torch.randn(16, 8208)  # whose sums would not fit in 32 bits
     assert isinstance(make_product(wide, None, "memory"), Int8Linear)
 

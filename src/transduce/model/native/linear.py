@@ -21,6 +21,7 @@ from transduce.model.quantized import Int8Linear, Use
 _LEAST = 1e-30  # a row of zeros is divided by this
 _LEVELS = 127  # of a weight, on either side of 0
 MULTIPLE = 16  # of D: the widest vectors' elements
+MANY_INPUTS = 512  # D from which on a sum's roundings cancel out enough for 8 bits an activation
 
 
 class NativeLinear(nn.Module):
@@ -135,14 +136,15 @@ class BFloat16Vocabulary:
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
     """Implements `quantized.MakeProduct`: by our kernels, and by FBGEMM where they do not fit.
 
-    Six bits of an activation are too few for all but the vocabulary, whose likeliest pieces are computed once more,
-    and eight for the memory's keys and values (docs/decoding.md).
+    Six bits of an activation are too few for all but the vocabulary, whose likeliest pieces are computed once more;
+    eight for the memory's keys and values, and for sums of few inputs (docs/decoding.md).
     """
     tile = find_tile()
     if tile is not None and tile.amx and not agrees_with_vectors(tile):
         tile = tile._replace(amx=False)
-    if tile is not None and (use == "memory" or (use == "layer" and tile.kind == "sextets")):
-        tile = tile.finer
+    if tile is not None and use != "vocabulary":
+        is_enough = use == "layer" and tile.kind == "bytes" and weight.shape[1] >= MANY_INPUTS
+        tile = tile if is_enough else tile.finer
     if tile is None or weight.shape[1] % MULTIPLE or weight.shape[1] > tile.most_inputs:
         return Int8Linear(weight, bias)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
