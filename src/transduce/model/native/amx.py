@@ -108,7 +108,7 @@ def _finish_rows(k: Emitter, tile: Tile, ending: str, found: tuple[Place, Value,
     with k.loop(0, count) as row:
         # With one part after the other, row 16 is the first of the second part, which stands two registers further.
         part = 0 if tile.planes == 2 else k.build.sdiv(row, k.number(REGISTER_ROWS))
-        place_of_row = k.sum_of(k.times(row, tile.lanes), k.times(k.number(part), REGISTER_ROWS * tile.lanes))
+        place_of_row = k.sum_of(k.times(row, tile.lanes), k.times(part, REGISTER_ROWS * tile.lanes))
         totals = {}
         for number, vector in enumerate(vectors):
             here = k.sum_of(place_of_row, number * REGISTER_ROWS * tile.lanes)

@@ -289,8 +289,7 @@ class _Writer:
         width, inner_width = k.number(inner.width), k.number(outer.width)
         with k.loop(0, self.numbers.rows, ROWS_AT_ONCE) as first:
             left = k.build.sub(self.numbers.rows, first)
-            few = k.build.icmp_signed("<", left, k.number(ROWS_AT_ONCE))
-            count = k.build.select(few, left, k.number(ROWS_AT_ONCE))
+            count = k.lesser(left, k.number(ROWS_AT_ONCE))
             some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
             self._round(inner, some, count, places.rounded)
             rows = (places.rounded, places.scales, count, width)
