@@ -80,8 +80,8 @@ def test_gradcheck(smoothing: float) -> None:
     assert torch.autograd.gradcheck(total, (hidden, trained))
 
 
-@pytest.mark.parametrize("elements", [1, 11 * 4, 11 * 7])
-def test_chunks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("elements", "rows"), [(1, 1), (11 * 4, 1), (11 * 7, 1), (1, 5)])
+def test_chunks_change_nothing(elements: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, labels = sample(dtype=torch.float64)
 
     def run() -> tuple[Loss, tuple[Tensor, ...]]:
@@ -90,6 +90,7 @@ def test_chunks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -
 
     whole, whole_gradients = run()
     monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(loss_module, "_FEWEST_ROWS", rows)
     chunked, chunked_gradients = run()
     torch.testing.assert_close(chunked.total, whole.total)
     torch.testing.assert_close(chunked.negative_log_likelihood, whole.negative_log_likelihood)

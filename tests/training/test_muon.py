@@ -39,7 +39,7 @@ def make_model(**changes: object) -> nn.Module:
 def fill_gradients(model: nn.Module, seed: int = 5) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))  # type: ignore[union-attr]
+        (parameter * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)).sum().backward()
 
 
 def take_step(model: nn.Module, optimizer: FlatOptimizer, seed: int = 5, weight_decay: float = 0.0) -> None:

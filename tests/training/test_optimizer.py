@@ -173,7 +173,7 @@ def test_masters_keep_what_bfloat16_weights_cannot_hold(make_settings: Make) -> 
     optimizer = FlatOptimizer(model, make_settings(), torch.bfloat16)
     assert model.weight.dtype == torch.bfloat16
     for _ in range(20):
-        model.weight.grad.fill_(1.0)  # type: ignore[union-attr]
+        (model.weight * 1.0).sum().backward()
         optimizer.collect_gradient()
         optimizer.step(tokens=1, rate=0.001)
     assert optimizer.state()["weights"]["weight"].item() == pytest.approx(0.98, abs=1e-4)
@@ -184,7 +184,7 @@ def test_gradients_of_bfloat16_micro_batches_are_added_in_float32(make_settings:
     model = nn.Linear(1, 1, bias=False)
     optimizer = FlatOptimizer(model, make_settings(), torch.bfloat16)
     for part in (256.0, 1.0, 1.0):  # in bfloat16, 256 + 1 is 256
-        model.weight.grad.fill_(part)  # type: ignore[union-attr]
+        (model.weight * part).sum().backward()
         optimizer.collect_gradient()
     assert optimizer.step(tokens=1, rate=0.1) == 258.0
 
@@ -210,7 +210,7 @@ def test_the_average_at_the_start_is_over_what_there_is(make_settings: Make) -> 
     optimizer = FlatOptimizer(model, make_settings(average_decay=0.3), torch.float32)
     average = 0.0
     for decay in (2 / 11, 3 / 12, 0.3, 0.3):
-        model.weight.grad.fill_(1.0)  # type: ignore[union-attr]
+        (model.weight * 1.0).sum().backward()
         optimizer.step(tokens=1, rate=0.1)
         average = decay * average + (1 - decay) * model.weight.item()
         assert optimizer.kept_weights()["weight"].item() == pytest.approx(average, rel=1e-5)

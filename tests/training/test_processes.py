@@ -68,8 +68,8 @@ def test_an_incomplete_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 def test_chunks_hold_whole_parameters() -> None:
     parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 5, 2, 7, 1)]
     vector = torch.zeros(18)
-    assert GradientReduction(parameters, vector, vector, chunk_elements=6).bounds == [(0, 8), (8, 17), (17, 18)]
-    assert GradientReduction(parameters, vector, vector, chunk_elements=18).bounds == [(0, 18)]
+    assert GradientReduction(parameters, vector, chunk_elements=6).bounds == [(0, 8), (8, 17), (17, 18)]
+    assert GradientReduction(parameters, vector, chunk_elements=18).bounds == [(0, 18)]
 
 
 def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

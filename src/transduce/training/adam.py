@@ -1,48 +1,53 @@
 """Adam (section 5.3) over one flat float32 vector."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adam import adam
 
 from transduce.training.settings import ResolvedTraining
 
 
 class Adam:
-    """The two moments of a vector's gradient, and the update by them."""
+    """The two moments of a vector's gradient, and the update by them.
+
+    PyTorch's function, and not its class, which loads a compiler first: a second, and 70 MiB.
+    """
 
     def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
         """`master` and `gradient` are float32 vectors of one length."""
-        self._parameter = nn.Parameter(master)
-        self._adam = torch.optim.AdamW(
-            [self._parameter],
-            lr=0.0,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            weight_decay=0.0,  # ours does not take all of the vector
-            fused=True,
-        )
-        self._parameter.grad = gradient
-        # The moments are made now, so that a checkpoint of step 0 has them too.
-        self._adam.state[self._parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=master.device),
-            "exp_avg": torch.zeros_like(master),
-            "exp_avg_sq": torch.zeros_like(master),
-        }
+        self._master, self._gradient, self._settings = master, gradient, settings
+        self._moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+        self._updates = torch.zeros((), dtype=torch.float32, device=master.device)
 
+    @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update by the gradient."""
-        self._adam.param_groups[0]["lr"] = rate
-        self._adam.step()
+        """One update by the gradient. Weights decay elsewhere, as not all of the vector does."""
+        adam(
+            [self._master],
+            [self._gradient],
+            [self._moments["exp_avg"]],
+            [self._moments["exp_avg_sq"]],
+            [],
+            [self._updates],
+            fused=True,
+            amsgrad=False,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            lr=rate,
+            weight_decay=0.0,
+            eps=self._settings.epsilon,
+            maximize=False,
+        )
 
     @property
     def updates(self) -> int:
         """Updates taken, which the bias correction counts."""
-        return int(self._adam.state[self._parameter]["step"])
+        return int(self._updates)
 
     @updates.setter
     def updates(self, updates: int) -> None:
-        self._adam.state[self._parameter]["step"].fill_(updates)
+        self._updates.fill_(updates)
 
     def vectors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the weights."""
-        moments = self._adam.state[self._parameter]
-        return {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
+        return dict(self._moments)

@@ -1,8 +1,8 @@
 """What is kept of a step that could not be learnt from: the batch, its text, and where the first bad number arose."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,35 +102,34 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
     """Computes a micro-batch once more, looking at every module's output and at every parameter's gradient.
 
     Args:
-        model: whose gradients are all zero before and after.
+        model: to whose gradients this adds.
         compute: the loss, with the same random numbers as before.
     """
-    found: list[str] = []
-    with _output_hooks(model, found):
+    outputs: list[str] = []  # those of modules inside others come first
+    gradients: list[str] = []
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.callback(module.register_forward_hook(_watch_output(name, outputs)).remove)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
         compute().total.backward()
-    bad = []
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            if not bool(parameter.grad.isfinite().all()):
-                bad.append(name)
-            parameter.grad.zero_()
-    return Origin(next(iter(found), None), bad[:_MOST_PARAMETERS])
+    bad = [name for name, _ in model.named_parameters() if name in gradients]
+    return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])
 
 
-@contextmanager
-def _output_hooks(model: nn.Module, found: list[str]) -> Iterator[None]:
-    """While entered, names of modules are noted whose output is not finite; those inside come first."""
+def _watch_output(name: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            found.append(name)
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
-            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-                found.append(name)
+    return look
 
-        return look
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _watch_gradient(name: str, found: list[str]) -> Callable[[Tensor], None]:
+    def look(gradient: Tensor) -> None:
+        if not bool(gradient.isfinite().all()):
+            found.append(name)
+
+    return look

@@ -262,6 +262,7 @@ class Trainer:
             return  # the fault is another process'
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
+            self.optimizer.forget_gradient()
         path = skipped.write(self.folder, self.precautions.describe, origin)
         where = f"; the batch is in {path}" if path else ""
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")

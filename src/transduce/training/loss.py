@@ -12,8 +12,10 @@ from torch import Tensor
 
 from transduce.model.fused import training_kernels
 
-# Logits at a time. With their softmax 8 MB in bfloat16 stay in a processor's cache; a GPU wants large products.
-_CHUNK_ELEMENTS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 1 << 27
+# Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
+# the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
+_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 256, 1 << 27
+_BLOCK_ROWS = 4096  # of the matrix' gradient: the sum in float32 finds the product in the cache
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 
 
@@ -77,8 +79,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
-        most = _CHUNK_ELEMENTS if hidden.device.type == "cpu" else _CHUNK_ELEMENTS_OF_GPU
-        rows = max(1, min(len(hidden), most // len(weight)))
+        rows = max(1, min(len(hidden), _chunk_rows(weight)))
         logits = hidden.new_empty(rows, len(weight))
         for start in range(0, len(hidden), rows):
             x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
@@ -100,21 +101,23 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             _subtract_target_rows(weight_gradient, hidden, labels, options.label_smoothing)
             if options.pad_id is not None:
                 weight_gradient[options.pad_id] = 0.0
-        ctx.save_for_backward(hidden_gradient, weight_gradient)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
         ctx.mark_non_differentiable(likelihood)
         return (1.0 - options.label_smoothing) * likelihood + options.label_smoothing * uniform, likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_gradient, weight_gradient = ctx.saved_tensors
-        scale = gradients[0]
-        return (
-            None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
-            None if weight_gradient is None else (weight_gradient * scale).to(ctx.weight_dtype),
-            None,
-            None,
+        by_hidden, by_weight = (
+            None if each is None else each * gradients[0].to(each.dtype) for each in ctx.saved_tensors
         )
+        return by_hidden, by_weight, None, None
+
+
+def _chunk_rows(weight: Tensor) -> int:
+    """Positions whose logits are made at a time."""
+    if weight.device.type != "cpu":
+        return _CHUNK_ELEMENTS_OF_GPU // len(weight)
+    return max(_FEWEST_ROWS, _CHUNK_ELEMENTS // len(weight))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -122,7 +125,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
-        total += left @ right
+        for block, rows in zip(total.split(_BLOCK_ROWS), left.split(_BLOCK_ROWS), strict=True):
+            block += rows @ right
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from transduce.training.reduction import GradientReduction
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
 from transduce.training.statistics import KIND, RunningStatistics
+from transduce.training.sums import collect_gradients, forget_gradients
 from transduce.training.update import FlatUpdate
 
 
@@ -72,10 +73,11 @@ class FlatOptimizer:
         learning, matrices = learning_parameters(model, settings)
         parameters = list(learning.values())
         self.master = torch.cat([p.detach().float().flatten() for p in parameters])
+        self.gradient = torch.zeros_like(self.master)
         self.working = self.master if dtype == torch.float32 else self.master.to(dtype)
-        self.working_gradient = torch.zeros_like(self.working)
-        self.gradient = self.working_gradient if dtype == torch.float32 else torch.zeros_like(self.master)
-        _make_views(parameters, self.working, self.working_gradient)
+        self._parameters = parameters
+        _make_views(parameters, self.working)
+        collect_gradients(parameters, self.gradient)
         self._frozen = FrozenWeights(model)
         if dtype != torch.float32:
             model.to(dtype)  # buffers, and what does not learn; the other parameters are already
@@ -83,7 +85,7 @@ class FlatOptimizer:
         shapes = {name: parameter.shape for name, parameter in learning.items()}
         self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices, processes=processes)
         several = processes is not None and processes.count > 1
-        self._reduction = GradientReduction(parameters, self.working_gradient, self.gradient) if several else None
+        self._reduction = GradientReduction(parameters, self.gradient) if several else None
 
     def begin_batch(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step the processes' gradients are added up."""
@@ -94,12 +96,9 @@ class FlatOptimizer:
             self._reduction.begin(last=last)
 
     def collect_gradient(self) -> None:
-        """Adds a micro-batch's gradient to the step's, in float32."""
+        """The backward pass has added the micro-batch's gradient to the step's; in the last come other processes'."""
         if self._reduction is not None:
             self._reduction.finish()
-        elif self.gradient is not self.working_gradient:
-            self.gradient += self.working_gradient
-            self.working_gradient.zero_()
 
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """One update.
@@ -122,9 +121,8 @@ class FlatOptimizer:
         return norm
 
     def forget_gradient(self) -> None:
-        """The micro-batches since the last step count for nothing."""
-        self.working_gradient.zero_()
-        self.gradient.zero_()
+        """The micro-batches since the last step count for nothing, also one whose backward pass was cut."""
+        forget_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
     def _show_masters(self) -> None:
@@ -171,8 +169,6 @@ def learning_parameters(
     return {name: learning[name] for name in sorted(learning, key=taken.__contains__)}, taken
 
 
-def _make_views(parameters: Sequence[nn.Parameter], working: Tensor, gradient: Tensor) -> None:
-    sizes = [p.numel() for p in parameters]
-    for parameter, weights, slot in zip(parameters, working.split(sizes), gradient.split(sizes), strict=True):
+def _make_views(parameters: Sequence[nn.Parameter], working: Tensor) -> None:
+    for parameter, weights in zip(parameters, working.split([p.numel() for p in parameters]), strict=True):
         parameter.data = weights.view(parameter.shape)
-        parameter.grad = slot.view(parameter.shape)

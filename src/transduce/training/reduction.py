@@ -15,23 +15,21 @@ _CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for the network's full rate, 
 
 
 class GradientReduction:
-    """Collects micro-batches' gradients into one vector, summed over processes in the last of a step.
+    """Sums over processes the vector to which micro-batches add their gradients, in the last of a step.
 
     Args:
         parameters: in the order in which they lie in the vectors.
-        working: the vector that the backward pass adds to.
-        gradient: the step's sum, float32; may be `working` itself.
+        gradient: the step's sum, float32, to which each has been added when its own hooks before these have run.
         chunk_elements: of one sum over the processes, at least.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        working: Tensor,
         gradient: Tensor,
         chunk_elements: int = _CHUNK_ELEMENTS,
     ) -> None:
-        self.working, self.gradient = working, gradient
+        self.gradient = gradient
         self.bounds = _chunks([p.numel() for p in parameters], chunk_elements)
         self._sending = False
         self._missing: list[int] = []
@@ -68,13 +66,9 @@ class GradientReduction:
         return hook
 
     def _complete(self, chunk: int) -> None:
-        start, stop = self.bounds[chunk]
-        part = self.gradient[start:stop]
-        if self.gradient is not self.working:
-            part += self.working[start:stop]
-            self.working[start:stop].zero_()
         if self._sending:
-            work = dist.all_reduce(part, async_op=True)
+            start, stop = self.bounds[chunk]
+            work = dist.all_reduce(self.gradient[start:stop], async_op=True)
             assert work is not None
             self._works.append(work)
 

@@ -1,0 +1,52 @@
+"""Sums in float32 of what is computed in bfloat16: gradients, above all."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+_BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
+
+
+def add_to(total: Tensor, part: Tensor) -> None:
+    """total += part, of one shape and perhaps two dtypes, without room of its own.
+
+    PyTorch's own sum copies the whole part into the dtype of the total first.
+    """
+    if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
+        total += part
+        return
+    rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
+    for block, addend in zip(total.split(rows), part.split(rows), strict=True):
+        block += addend
+
+
+def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """From now on backward passes add up the gradients of parameters in a vector, where they lie one after another.
+
+    A gradient of the vector's dtype is a view of its part. Another one lives from when it is complete, while the
+    backward pass goes on, until it is added: it is still in the cache then, and there is room for one at a time alone.
+    """
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        slot = part.view(parameter.shape)
+        if parameter.dtype == vector.dtype:
+            parameter.grad = slot
+        else:
+            parameter.register_post_accumulate_grad_hook(_move_to(slot))
+
+
+def forget_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Zero everywhere, also where a backward pass was cut."""
+    vector.zero_()
+    for parameter in parameters:
+        if parameter.dtype != vector.dtype:
+            parameter.grad = None
+
+
+def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        add_to(slot, parameter.grad)
+        parameter.grad = None
+
+    return move

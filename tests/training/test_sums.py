@@ -1,0 +1,57 @@
+"""Gradients that are added up in float32 while the backward pass goes on."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transduce.training import sums
+from transduce.training.sums import add_to, collect_gradients, forget_gradients
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "_BLOCK_ELEMENTS", 16)
+    part, before = torch.randn(shape).to(dtype), torch.randn(shape)
+    total = before.clone()
+    add_to(total, part)
+    assert torch.equal(total, before + part.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> None:
+    """Of a parameter that is used twice, too, and zero for one that is not used."""
+    parameters = parameters_of(dtype)
+    vector = torch.zeros(9)
+    collect_gradients(parameters, vector)
+    for factor in (256.0, 1.0):  # in bfloat16, 256 + 1 is 256
+        loss(parameters, factor).backward()
+    assert vector.tolist() == [257.0] * 2 + [514.0] * 4 + [0.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_left_of_a_pass_that_was_cut(dtype: torch.dtype) -> None:
+    parameters = parameters_of(dtype)
+    vector = torch.zeros(9)
+    cut = parameters[0].register_post_accumulate_grad_hook(interrupt)  # before it is moved
+    collect_gradients(parameters, vector)
+    with pytest.raises(InterruptedError):
+        loss(parameters, 1.0).backward()
+    cut.remove()
+    forget_gradients(parameters, vector)
+    loss(parameters, 3.0).backward()
+    assert vector.tolist() == [3.0] * 2 + [6.0] * 4 + [0.0] * 3
+
+
+def parameters_of(dtype: torch.dtype) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((2,), (2, 2), (3,))]
+
+
+def loss(parameters: Sequence[Tensor], factor: float) -> Tensor:
+    return factor * (parameters[0].sum() + parameters[1].sum() + parameters[1].t().sum())
+
+
+def interrupt(_: Tensor) -> None:
+    raise InterruptedError
