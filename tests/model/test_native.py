@@ -30,6 +30,8 @@ if BEST is None:
 TILES = [*dict.fromkeys([BEST, BEST.finer]), NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
 if BEST.lanes == WIDE.lanes:
     TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
+    if BEST.kind == "bytes":  # then it has them for half as wide registers too, as processors without AVX-512 may
+        TILES += [NARROW, NARROW.finer]
 
 PAD, V = 0, 300
 SOURCES = torch.tensor(

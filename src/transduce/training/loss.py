@@ -15,7 +15,7 @@ from transduce.model.fused import training_kernels
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
 # the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
 _CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 256, 1 << 27
-_BLOCK_ROWS = 4096  # of the matrix' gradient: the sum in float32 finds the product in the cache
+_BLOCK_ROWS = 4096  # of the matrix' gradient on a CPU: the sum in float32 finds the product in the cache
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 
 
@@ -125,7 +125,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
-        for block, rows in zip(total.split(_BLOCK_ROWS), left.split(_BLOCK_ROWS), strict=True):
+        most = _BLOCK_ROWS if total.device.type == "cpu" else len(total)
+        for block, rows in zip(total.split(most), left.split(most), strict=True):
             block += rows @ right
 
 
