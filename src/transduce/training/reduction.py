@@ -19,7 +19,7 @@ class GradientReduction:
 
     Args:
         parameters: in the order in which they lie in the vectors.
-        gradient: the step's sum, float32, to which each has been added when its own hooks before these have run.
+        gradient: the step's sum, float32; the hooks that add parameters' gradients to it were registered before these.
         chunk_elements: of one sum over the processes, at least.
     """
 
