@@ -95,7 +95,10 @@ def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
         return passes
 
     def orthogonalize(columns: int) -> int:
-        return 3 * (2 * sizes.d_model**2 * columns + sizes.d_model**3)
+        rows = sizes.d_model
+        if columns > 2 * rows:  # by the Gram matrix
+            return 2 * rows**2 * columns + 9 * rows**3
+        return 3 * (2 * rows**2 * columns + rows**3)
 
     layers = sizes.num_encoder_layers + sizes.num_decoder_layers
     attention = 4 * (layers + sizes.num_decoder_layers) * orthogonalize(sizes.d_model)
