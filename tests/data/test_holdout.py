@@ -72,6 +72,12 @@ def test_sources_of_punctuation_alone_are_told_apart() -> None:
     assert (len(held), further) == (1, [])
 
 
+def test_vowel_signs_tell_sources_apart() -> None:
+    sources = ["वह जाता है।", "वह जाती है।", "वह जाता है"]
+    _, held, further = run([Pair(source, "he goes", line) for line, source in enumerate(sources)], HoldOutSettings())
+    assert {pair.source for pair in held + further} in ({sources[1]}, {sources[0], sources[2]})
+
+
 def test_settings_out_of_range() -> None:
     with pytest.raises(TransduceError, match=r"`hold_out\.share` must be between 0 and 1, but is 1\.0"):
         HoldOutSettings(share=1.0)

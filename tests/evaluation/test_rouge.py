@@ -28,6 +28,10 @@ def test_order_counts_for_the_longest_subsequence_alone() -> None:
     assert report.rouge_l == pytest.approx(25.0)
 
 
+def test_vowel_signs_belong_to_words() -> None:
+    assert rouge(["वह जाता है"], ["वह जाती है"]).rouge_1 == pytest.approx(100.0 * 2 / 3)
+
+
 def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
     report = rouge(["same words", ""], ["same words", "other words"])
     assert (report.texts, report.rouge_1, report.rouge_l) == (2, 50.0, 50.0)

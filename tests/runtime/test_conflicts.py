@@ -81,6 +81,8 @@ def test_a_phrase_may_have_the_letters_of_a_forbidden_word(translator: Translato
         ("the  green\ttea", "green tea", True),
         ("a tea-pot", "tea", True),
         ("喝绿茶", "绿", True),
+        ("कमी नहीं", "कम", False),
+        ("बहुत कम", "कम", True),
         ("", "tea", False),
         ("tea", " ", False),
     ],

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import PairBlock
+from transduce.text.languages import is_of_word
 
 Keys = NDArray[np.uint64]
 
@@ -149,13 +150,15 @@ def have_held_source(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]
 
 
 def source_keys(sources: Sequence[str]) -> Keys:
-    """A hash of the letters and digits of each source, without case; of the source itself where there are none."""
+    """A hash of the letters, with their marks, and digits of each source, without case; of the source itself where
+    there are none.
+    """
     if not sources:
         return np.zeros(0, np.uint64)
     text = "\n".join(sources)
-    # Letters and digits are what `isalnum` calls so. Of the other characters, few differ: each goes out of all at once.
+    # Of what is no word's, few characters differ: each goes out of all at once.
     for character in sorted(set(text) - {"\n"}):
-        if not character.isalnum():
+        if not is_of_word(character):
             text = text.replace(character, "")
     letters = text.casefold().encode("utf-8", "surrogatepass").split(b"\n")
     digests = (

@@ -1,19 +1,17 @@
 """ROUGE: how much of a summary is in the reference, and of the reference in the summary (Lin 2004).
 
-Words are runs of letters and digits in lower case, without stemming. Of each text the F1 of precision and recall is
+Words are runs of letters, with their marks, and digits in lower case, without stemming. Of each text the F1 of precision and recall is
 taken, and the mean over all texts: of single words (ROUGE-1), of pairs of neighbours (ROUGE-2), and of the longest
 common subsequence (ROUGE-L).
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from transduce.evaluation.scores import check_line_counts
-
-_WORD = re.compile(r"[^\W_]+")
+from transduce.text.languages import is_of_word
 
 
 class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +43,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+    return "".join(letter if is_of_word(letter) else " " for letter in text.lower()).split()
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.search.constraints import Phrase
 from transduce.search.rules import Forbid, Rule
-from transduce.text.languages import unspaced_characters
+from transduce.text.languages import is_of_word, unspaced_characters
 from transduce.text.vocabulary import Vocabulary, byte_of
 
 _WORD_START = "▁"
@@ -45,7 +45,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 def _in_spaced_word(character: str) -> bool:
     """Whether a character is of a word, in a script that puts spaces between words."""
-    return character.isalnum() and not unspaced_characters(character)
+    return is_of_word(character) and not unspaced_characters(character)
 
 
 def mentions(text: str, forbidden: str) -> bool:

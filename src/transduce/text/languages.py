@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 
 # Suffixes that look like language codes and are file types or names of a side.
 _NOT_LANGUAGES = frozenset(
@@ -69,6 +70,11 @@ def in_large_script(text: str) -> bool:
 def stands_without_spaces(character: str) -> bool:
     """Whether a character is of a script that puts no spaces between words; Korean, of many characters too, does."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
+
+
+def is_of_word(character: str) -> bool:
+    """Whether this is a letter, a digit or a mark on a letter, as are the vowel signs of Hindi: no punctuation."""
+    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def unspaced_characters(text: str) -> list[str]:

@@ -5,13 +5,19 @@ from collections import Counter
 
 from transduce.inspection.corpus_doctor.report import Finding, severity_of
 from transduce.inspection.corpus_doctor.text import CorpusText, Side, examples_of
+from transduce.text.languages import is_of_word
 
 _NOT_LETTERS = re.compile(r"[\W_]+")
 
 
 def disguised(line: str) -> str:
     """A line without case, punctuation and spaces: two with the same letters and digits are the same sentence."""
-    return _NOT_LETTERS.sub("", line).casefold() or line
+    return _NOT_LETTERS.sub(_marks_alone, line).casefold() or line
+
+
+def _marks_alone(between: re.Match[str]) -> str:
+    """Of what regular expressions take for no letters: the marks on letters, such as vowel signs."""
+    return "".join(filter(is_of_word, between[0]))
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
