@@ -10,7 +10,7 @@ from pathlib import Path
 _MAPPINGS = Path("/proc/self/smaps")  # Linux's
 _MAPPING = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
-    r"(?:.*\n)*?Private_Dirty: +(?P<dirty>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
+    r"(?:.*\n)*?Anonymous: +(?P<own>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
     re.MULTILINE,
 )
 
@@ -40,7 +40,9 @@ def return_memory() -> None:
 def release_library(name: str) -> None:
     """Gives the memory of a library back that is not needed for now, on Linux.
 
-    What is only read is fetched from the file again as soon as somebody asks for it.
+    What is only read is fetched from the file again as soon as somebody asks for it. What was written, as addresses are
+    into a library when it is loaded, is no longer the file's and stays: `Anonymous` counts it also where a forked
+    process shares it.
 
     Args:
         name: begins the name of the library's file.
@@ -51,7 +53,7 @@ def release_library(name: str) -> None:
         if (
             Path(found["path"]).name.startswith(name)
             and "w" not in found["rights"]
-            and found["dirty"] == found["swapped"] == "0"
+            and found["own"] == found["swapped"] == "0"
         ):
             start, end = int(found["start"], 16), int(found["end"], 16)
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

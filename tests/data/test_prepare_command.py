@@ -191,6 +191,19 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
         use(prepared, run, data={"filters": {"max_pieces": 9}})
 
 
+def test_the_direction_must_be_what_was_prepared(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    lines = (
+        json.dumps({"fi": f"{number} kissaa", "ja": f"猫が{number}匹"}, ensure_ascii=False) for number in range(300)
+    )
+    pairs.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    prepared = tmp_path / "prepared"
+    assert main(["prepare", "--source", str(pairs), "--languages", "fi", "ja", "--out", str(prepared)]) == 0
+    with pytest.raises(TransduceError, match=r"`data\.languages` is \('ja', 'fi'\), but .*prepared was prepared with"):
+        use(prepared, tmp_path / "run", data={"languages": ["ja", "fi"]})
+    use(prepared, tmp_path / "run", data={"languages": ["fi", "ja"]})
+
+
 def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[str], tmp_path: Path) -> None:
     settings = use(prepared, tmp_path / "run")
     given = ["--tokenizer", str(prepared), "--out", str(prepared)]

@@ -106,6 +106,19 @@ def test_a_bad_micro_batch_spoils_its_step_only(tmp_path: Path, tiny_run: Any) -
     assert [part["position"] for part in content["micro_batches"]] == [2 * BAD_STEP - 1]
 
 
+def test_one_hard_part_of_a_step_is_learnt_from(tmp_path: Path, tiny_run: Any) -> None:
+    """Cut into parts a step learns what it learns at once: its own mean counts, not that of a part."""
+    calls = [0]
+
+    def spoil(_: int, loss: Loss) -> Loss:
+        calls[0] += 1
+        return times(4.0)(loss) if calls[0] == 8 * BAD_STEP else loss
+
+    run = tiny_run(tmp_path, spoil=spoil, accumulate=8)
+    run.trainer.run()
+    assert skipped_steps(tmp_path) == []
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, tiny_run: Any, precision: str) -> None:
     run = tiny_run(tmp_path, steps=BAD_STEP, precision=precision)

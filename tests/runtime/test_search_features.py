@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.model.build import build_encoder_decoder
 from transduce.runtime.decoding import pad
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
 from transduce.runtime.scorer import TransformerScorer
@@ -409,3 +410,16 @@ def test_settings_that_cannot_be_used_are_refused(trained: Path, tmp_path: Path,
     (folder / "settings.toml").write_text(content, "utf-8")
     with pytest.raises(TransduceError, match=message):
         load(folder)
+
+
+def test_an_output_ends_where_learned_positions_do(translator: Translator) -> None:
+    """A model that has learnt nothing yet never ends by itself; validation must not fail for that."""
+    config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=12)
+    torch.manual_seed(0)
+    model = build_encoder_decoder(config)
+    with torch.no_grad():
+        model.target_embedding.positions.weight.mul_(3.0)
+    for search in (GREEDY, BEAM):
+        found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
+        assert len(found.alternatives[0].pieces) == 12
+        assert not found.alternatives[0].ended

@@ -245,6 +245,16 @@ def test_folders_that_hold_no_tokenizer(tmp_path: Path, joint: Tokenizer) -> Non
         Tokenizer.load(tmp_path)
 
 
+def test_a_vocabulary_of_characters_has_them_all() -> None:
+    """Also the rarest of a large script, which other vocabularies leave to bytes."""
+    common = "".join(chr(0x4E00 + number) for number in range(40))
+    lines = [common] * 200 + ["龘", "齉"]
+    settings = TokenizerSettings(kind="character", vocabulary_size=4_000, byte_fallback=False)
+    pairs = [Pair(line, line, number) for number, line in enumerate(lines)]
+    vocabulary = Tokenizer.train(lambda: iter(pairs), settings).source
+    assert vocabulary.decode(vocabulary.encode("龘一齉")) == "龘一齉"
+
+
 def test_a_large_script_leaves_its_rarest_characters_to_bytes(data_folder: Path) -> None:
     folder = data_folder / "tatoeba-zh-en"
     files = CorpusFiles(source=(str(folder / "train.zh.gz"),), target=(str(folder / "train.en.gz"),))

@@ -2,21 +2,25 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.model import window
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.transformer import Transformer
 from transduce.training.ahead import BatchesAhead, to_device
 from transduce.training.choices import choose_compile
 from transduce.training.compiled import compile_layers
+from transduce.training.faults import find_origin
+from transduce.training.loss import Loss, projected_cross_entropy
 
 
-def small_model() -> Transformer:
+def small_model(**changes: int) -> Transformer:
     torch.manual_seed(5)
     config = ModelConfig(
         source_vocabulary_size=20,
@@ -28,7 +32,7 @@ def small_model() -> Transformer:
         num_heads=2,
         dropout=0.2,
     )
-    return Transformer(config).train()
+    return Transformer(msgspec.structs.replace(config, **changes)).train()
 
 
 def passes(model: Transformer) -> list[dict[str, Tensor]]:
@@ -58,8 +62,47 @@ def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(after, before)
 
 
-def test_it_is_for_gpus() -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = window._turns
+    monkeypatch.setattr(window, "_turns", lambda blocks, scores, _: turns(blocks, scores, torch.device("cuda")))
+    monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
+    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    model = small_model(attention_window=4, num_encoder_layers=1, num_decoder_layers=1)
+    compile_layers(model, "cpu", backend="eager")
+    for length in range(20, 500, 40):  # PyTorch gives up after eight
+        ids = torch.randint(2, 20, (2, length))
+        model.hidden(ids, ids).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
+    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    model = small_model(num_encoder_layers=1, num_decoder_layers=1)
+    compile_layers(model, "cpu", backend="eager")
+    ids = torch.randint(2, 20, (2, 6))
+
+    def loss() -> Loss:
+        return projected_cross_entropy(*model.logit_factors(model.hidden(ids, ids)), ids, pad_id=0)
+
+    loss().total.backward()
+    with torch.no_grad():
+        model.encoder_layers[0].feed_forward.inner.weight.fill_(float("nan"))
+    assert find_origin(model, loss).module == "encoder_layers.0.feed_forward.inner"
+    loss().total.backward()
+
+
+def test_it_is_for_gpus_with_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not choose_compile("cpu").value
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert choose_compile("cuda").reason == "there is no C compiler for triton: install gcc"
+    monkeypatch.setattr("shutil.which", {"gcc": "/usr/bin/gcc"}.get)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/nowhere")
+    assert choose_compile("cuda").reason == "there is no Python.h for triton: install Python's headers"
     with pytest.raises(TransduceError, match=r"`training.compile` is true, but the device is cpu: it is for GPUs"):
         compile_layers(small_model(), "cpu")
 

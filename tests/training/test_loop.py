@@ -484,6 +484,20 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path, mak
     assert (result.best_step, result.best_value) == (4, -3.0)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_run_resumes_after_a_validation_that_was_not_a_number(
+    tmp_path: Path, make_settings: Make, number: float
+) -> None:
+    run_validated(tmp_path, make_settings(steps=4, validate_every=2), Script([number, number]))
+    script = Script([3.0, 2.5])
+    again = Setup(
+        tmp_path, make_settings(steps=8, validate_every=2), validate=script.validate, keep_model=script.keep
+    ).trainer
+    assert again.resume()
+    assert again.run().best_value == -2.5
+    assert script.kept == [6, 8]
+
+
 def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

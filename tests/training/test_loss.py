@@ -42,11 +42,12 @@ def test_it_equals_pytorch_with_its_gradients(dtype: torch.dtype, smoothing: flo
     torch.testing.assert_close(weight_gradient[1:], expected_weight[1:], atol=1e-5, rtol=1e-4)
 
 
-def test_the_padding_row_of_the_matrix_gets_no_gradient() -> None:
+@pytest.mark.parametrize("frozen", [PAD, None])
+def test_a_frozen_row_of_the_matrix_gets_no_gradient(frozen: int | None) -> None:
     hidden, weight, labels = sample()
-    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
+    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, frozen_row=frozen, label_smoothing=0.1)
     (gradient,) = gradients(loss.total, weight)
-    assert not gradient[PAD].any()
+    assert gradient[PAD].any() == (frozen is None)
     assert gradient[1:].any(dim=1).all()
 
 

@@ -33,7 +33,7 @@ def tiny_transformer() -> Transformer:
 
 def loss_of(model: Transformer, source: Tensor, target: Tensor) -> Loss:
     inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
-    return projected_cross_entropy(model.hidden(source, inputs), model.output_weight, target, pad_id=0)
+    return projected_cross_entropy(model.hidden(source, inputs), model.output_weight, target, pad_id=0, frozen_row=0)
 
 
 def add_gradient(model: Transformer, optimizer: FlatOptimizer, source: Tensor, target: Tensor) -> int:

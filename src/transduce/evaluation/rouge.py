@@ -1,8 +1,8 @@
 """ROUGE: how much of a summary is in the reference, and of the reference in the summary (Lin 2004).
 
-Words are runs of letters, with their marks, and digits in lower case, without stemming. Of each text the F1 of precision and recall is
-taken, and the mean over all texts: of single words (ROUGE-1), of pairs of neighbours (ROUGE-2), and of the longest
-common subsequence (ROUGE-L).
+Words are runs of letters, with their marks, and digits in lower case, without stemming. Of each text the F1 of
+precision and recall is taken, and the mean over all texts: of single words (ROUGE-1), of pairs of neighbours (ROUGE-2),
+and of the longest common subsequence (ROUGE-L).
 """
 
 from collections import Counter

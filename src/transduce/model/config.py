@@ -207,6 +207,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
+    def frozen_row(self) -> int | None:
+        """The row of the embeddings that is zero and gets no gradient; None where all learn."""
+        return self.pad_id if self.zero_padding_row else None
+
+    @property
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last layer of each stack."""
         return self.norm_order != "post" if self.final_norm is None else self.final_norm

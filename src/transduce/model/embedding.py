@@ -24,7 +24,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.frozen_row = config.pad_id if config.zero_padding_row else None
+        self.frozen_row = config.frozen_row
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.positions = build_embedding_positions(config)
         types = config.token_types

@@ -7,6 +7,7 @@ Legend: B batch, H heads, L positions, K width of a key, V width of a value, N b
 s positions that a block sees: 2b or 3b.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -82,14 +83,13 @@ def attend_in_window(
     present = F.pad(present, (block, after))
     found: list[Tensor] = []
     parts: list[Tensor] | None = None if weights_to is None else []
-    at_once = _blocks_at_once(batch * heads * block * span, query.device)
-    for first in range(0, blocks, at_once):
-        last = min(blocks, first + at_once)
-        # What these blocks see, (B × N, H, …).
-        asking, asked, told = (x[:, :, first:last].transpose(1, 2).flatten(0, 1) for x in (queries, keys, values))
+    for first, last in _turns(blocks, batch * heads * block * span, query.device):
+        # What these blocks see, (B × N, H, …), rows without gaps, as fused kernels want them.
+        asking = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
+        asked, told = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
         seen = present[:, first * block : (last - 1) * block + span]
         mask = _mask(window, seen, (block, span), query.device)
-        part = attend(asking, asked.mT, told.mT, mask, dropout=dropout, weights_to=parts)
+        part = attend(asking, asked, told, mask, dropout=dropout, weights_to=parts)
         found.append(part.unflatten(0, (batch, last - first)))
     if weights_to is not None and parts:
         weights_to.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
@@ -97,9 +97,14 @@ def attend_in_window(
     return joined[:, :, :length]
 
 
-def _blocks_at_once(scores: int, device: torch.device) -> int:
-    """So many that their scores stay in a processor's cache; each block has this number of scores."""
-    return max(1, _SCORES_AT_ONCE // scores) if device.type == "cpu" else 2**31
+def _turns(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
+    """First block and end of what is computed at a time: so many that their scores, of which each block has this
+    number, stay in a processor's cache. On a GPU all, by no loop, as compiled layers are then for any number of blocks.
+    """
+    if device.type != "cpu":
+        return [(0, blocks)]
+    at_once = max(1, _SCORES_AT_ONCE // scores)
+    return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:

@@ -1,5 +1,6 @@
 """From pieces to a search: which scorer, which rules, which kind of search the settings ask for."""
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,7 +65,9 @@ def begin_search(
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
-    longest = [_longest(search, *each) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)]
+    most = _most_positions(models)
+    texts = zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
+    longest = [min(_longest(search, *each), most) for each in texts]
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
     if search.generate is not None:
@@ -88,6 +91,12 @@ def begin_search(
             scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
         )
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+
+
+def _most_positions(models: Sequence[EncoderDecoder]) -> int:
+    """Where learned positions end, and with them the longest output."""
+    configs = (model.config for model in models)
+    return min((config.max_positions for config in configs if config.positions == "learned"), default=sys.maxsize)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:

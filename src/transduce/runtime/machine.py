@@ -56,7 +56,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
-    """The machine at hand.
+    """The machine at hand; where it is a GPU, PyTorch's attention by cuDNN is turned off.
 
     Args:
         device: "cpu", "cuda", "cuda:1" or "auto": the GPU where there is one.
@@ -69,6 +69,9 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         raise TransduceError(f"`threads` must be at least 1, but is {threads}.")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     found = _find_device(device)
+    if found.startswith("cuda"):
+        # It plans anew for each shape, which takes longer than a step of decoding, and keeps all plans.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return Machine(
         device=found,
         threads=threads or usable_cores(),

@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import pad
 from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.like_lengths import of_like_lengths
+from transduce.runtime.like_lengths import of_like_lengths, pieces_at_once
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.scorer import TransformerScorer
@@ -34,7 +34,6 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import Tree, draw
 from transduce.text.vocabulary import Vocabulary
 
-_BATCH_PIECES = 2_048  # source pieces times hypotheses decoded at once
 # Treebanks have two or three symbols for each word.
 _SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
@@ -101,7 +100,8 @@ class Parser:
         found = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
         lengths = [len(sentence.ids) for sentence in encoded]
-        for places in of_like_lengths(lengths, _BATCH_PIECES // self.search.beam_size):
+        most = pieces_at_once(self.model.source_weight.device) // self.search.beam_size
+        for places in of_like_lengths(lengths, most):
             batch = [encoded[place] for place in places]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
                 found[sentence.place] = self._parse(sentence, best)

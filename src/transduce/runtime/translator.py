@@ -13,6 +13,7 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, pad
 from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
+from transduce.runtime.like_lengths import pieces_at_once
 from transduce.runtime.machine import Precision, detect_machine
 from transduce.runtime.parts import Part, PartsObserver, batches, cut, is_empty, join_sentences, separator
 from transduce.runtime.phrases import spell_phrase
@@ -32,7 +33,6 @@ from transduce.text.tokenizer import Tokenizer
 
 __all__ = ["Translator", "load", "pad"]
 
-_BATCH_PIECES = 2048  # source pieces times hypotheses decoded at once
 _PART_STRIDE = 999_999_937
 
 
@@ -293,7 +293,7 @@ class Translator:
         def kind(part: Part) -> tuple[int, ...]:
             return (beam_width(search, [_phrases_of(part, phrases)]), bucket(len(part.ids)) if search.strict else 0)
 
-        most = _BATCH_PIECES // beam_width(search, phrases)
+        most = pieces_at_once(self.device) // beam_width(search, phrases)
         return batches(parts, most, kind=kind, most_sentences=MOST_SENTENCES if search.strict else None)
 
     def _spell(self, phrases: Sequence[Sequence[str]] | None, search: SearchSettings) -> list[list[Phrase]]:

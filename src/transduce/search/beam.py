@@ -189,7 +189,8 @@ class BeamSearch:
         pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
         places = zip(rows.tolist(), numbers.tolist(), parents.tolist(), strict=True)
-        for history, (row, number, parent) in zip(zip(pieces, values, strict=True), places, strict=True):
+        histories = zip(pieces.cpu(), values.cpu(), strict=True)  # all at once, where they come from a GPU
+        for history, (row, number, parent) in zip(histories, places, strict=True):
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, history, ended=True)
 

@@ -204,6 +204,7 @@ def use_prepared(
     for name, said, found in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
+        ("data.languages", card.files.languages and data.languages, card.files.languages),
         ("data.filters", None if data.filters == FilterSettings() else text.filters, card.filters),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):

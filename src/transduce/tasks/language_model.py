@@ -61,7 +61,10 @@ class LanguageModelTask:
         factors, config = self.model.logit_factors(self.model.hidden(inputs)), self.model.config
         # Windows have no padding. Where a line's end is the padding too (GPT-2), it is to be learnt.
         pad_id = None if config.pad_id == config.eos_id else config.pad_id
-        return projected_cross_entropy(*factors, labels, pad_id=pad_id, label_smoothing=self.label_smoothing)
+        frozen_row = None if pad_id is None else config.frozen_row
+        return projected_cross_entropy(
+            *factors, labels, pad_id=pad_id, frozen_row=frozen_row, label_smoothing=self.label_smoothing
+        )
 
 
 class LanguageModelDevSet:

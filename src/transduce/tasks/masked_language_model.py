@@ -89,6 +89,7 @@ class MaskedLanguageTask:
             *self.model.logit_factors(hidden),
             labels[present][None],
             pad_id=self.model.config.pad_id,
+            frozen_row=self.model.config.frozen_row,
             label_smoothing=self.label_smoothing,
         )
         if self.model.classifier is None:

@@ -48,7 +48,7 @@ from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
-from transduce.training.choices import choose_kernels
+from transduce.training.choices import choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import outliving_the_terminal
@@ -178,7 +178,7 @@ class Run:
         before = None if state is None else state.surroundings
         if before is not None:
             self._use_threads_of(before)
-        settings = self._keep_kernels(settings, before)
+        settings = self._suit_this_machine(settings, before)
         corpus = self.kind.reopen(settings, self.request.out)
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
@@ -192,16 +192,20 @@ class Run:
             self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
             torch.set_num_threads(before.threads)
 
-    def _keep_kernels(self, settings: Settings, before: Surroundings | None) -> Settings:
-        """The same kernels as before, for the same bits, unless others were said or there are none here."""
-        if "kernels" in self.request.settings.get("training", {}):
-            return settings
-        kernels = settings.training.kernels
-        if kernels is None and before is not None:
-            kernels = before.kernels  # of a run that was begun when there was nothing to choose
-        if kernels == "native":
-            kernels = choose_kernels(self.machine.device, self.machine.threads).value
-        training = msgspec.structs.replace(settings.training, kernels=kernels)
+    def _suit_this_machine(self, settings: Settings, before: Surroundings | None) -> Settings:
+        """The same kernels as before, for the same bits, and compiled layers as before, unless something else was said
+        or this machine cannot have them.
+        """
+        said = self.request.settings.get("training", {})
+        kernels, compiled = settings.training.kernels, settings.training.compile
+        if "kernels" not in said:
+            if kernels is None and before is not None:
+                kernels = before.kernels  # of a run that was begun when there was nothing to choose
+            if kernels == "native":
+                kernels = choose_kernels(self.machine.device, self.machine.threads).value
+        if "compile" not in said and compiled:
+            compiled = choose_compile(self.machine.device).value
+        training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled)
         return msgspec.structs.replace(settings, training=training)
 
 

@@ -62,7 +62,13 @@ class TranslationTask:
         config = self.model.config
         hidden = self.model.hidden(source, target_input(target, config.start_id))
         factors = self.model.logit_factors(hidden)
-        return projected_cross_entropy(*factors, target, pad_id=config.pad_id, label_smoothing=self.label_smoothing)
+        return projected_cross_entropy(
+            *factors,
+            target,
+            pad_id=config.pad_id,
+            frozen_row=config.frozen_row,
+            label_smoothing=self.label_smoothing,
+        )
 
 
 class DevSet:

@@ -141,15 +141,18 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
-    """All characters, or nearly all of a large script; but no more than half of the vocabulary can take."""
+    """All characters, or nearly all of a large script; but no more than half of the vocabulary can take, or all of it
+    where every character is a piece.
+    """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0
     for line in lines:
         counts.update(line.replace(" ", ""))
         num_lines += 1
         large_lines += in_large_script(line)
-    large = 4 * large_lines > num_lines  # in a joint vocabulary, one side of two
-    most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // 2)
+    by_character = settings.kind == "character"
+    large = not by_character and 4 * large_lines > num_lines  # in a joint vocabulary, one side of two
+    most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // (1 if by_character else 2))
     if len(counts) <= most:
         return _LARGE_SCRIPT_COVERAGE if large else 1.0
     frequencies = sorted(counts.values(), reverse=True)

@@ -5,6 +5,11 @@ The rules are laws in the size of the corpus, fitted to published recipes and to
 
 import importlib.util
 import math
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
@@ -330,11 +335,18 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
 
 
 def choose_compile(device: str) -> Choice[bool]:
-    """On a GPU, wherever Triton, which writes the kernels, is installed; nothing is gained on a processor."""
+    """On a GPU, wherever Triton, which writes the kernels, is installed, and the C compiler and Python's headers that
+    it builds its launchers with; nothing is gained on a processor.
+    """
     if not device.startswith("cuda"):
         return Choice(value=False, reason="it is for GPUs")
     if importlib.util.find_spec("triton") is None:
         return Choice(value=False, reason="the package triton is not installed")
+    if sys.platform == "linux":  # elsewhere Triton brings its own
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            return Choice(value=False, reason="there is no C compiler for triton: install gcc")
+        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            return Choice(value=False, reason="there is no Python.h for triton: install Python's headers")
     return Choice(value=True, reason="fewer kernels, after a longer first step")
 
 

@@ -43,26 +43,23 @@ class StepTotals(NamedTuple):
     tokens: int = 0
     total: float = 0.0
     likelihood: float = 0.0
-    high: int = 0
-    """Micro-batches refused for a finite loss above the limit."""
     stop: int = 0
     """Processes that were asked to stop."""
 
-    def plus(self, loss: Loss, *, high: bool) -> "StepTotals":
+    def plus(self, loss: Loss) -> "StepTotals":
         """With one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.total + float(loss.total.detach()),
             self.likelihood + float(loss.negative_log_likelihood),
-            self.high + high,
         )
 
     def over(self, processes: Processes, *, stop: bool) -> "StepTotals":
         """The same numbers in all processes."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
-        tokens, total, likelihood, high, stops = processes.sum([*self[:-1], float(stop)])
-        return StepTotals(int(tokens), total, likelihood, int(high), int(stops))
+        tokens, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])
+        return StepTotals(int(tokens), total, likelihood, int(stops))
 
 
 def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:

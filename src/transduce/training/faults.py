@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from transduce.durable import write_file
@@ -25,7 +26,6 @@ class MicroBatch(NamedTuple):
     batch: Any
     loss: float
     """Per target token, in nats."""
-    refused: bool
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -37,35 +37,44 @@ class Origin(msgspec.Struct, frozen=True):
     """The first parameters with such a gradient."""
 
 
-class SkippedStep(msgspec.Struct, frozen=True, kw_only=True):
+class SkippedStep(NamedTuple):
     """A step that changed nothing."""
 
     step: int
     parts: Sequence[MicroBatch]
+    """Of this process."""
+    loss: float
+    """Of all micro-batches of all processes, per target token."""
     limit: float
     """The highest loss that would have been learnt from."""
     gradient_norm: float
     learning_rate: float
 
     @property
+    def at_fault(self) -> Sequence[MicroBatch]:
+        """The micro-batches whose loss is the reason, as far as it is one."""
+        if self.is_high:
+            return [part for part in self.parts if part.loss > self.limit]
+        return [part for part in self.parts if not math.isfinite(part.loss)]
+
+    @property
     def suspects(self) -> Sequence[MicroBatch]:
-        """The micro-batches that were refused; all of them where only the gradient tells that something is wrong."""
-        return [part for part in self.parts if part.refused] or self.parts
+        """These; all of them where only the gradient tells that something is wrong."""
+        return self.at_fault or self.parts
 
     @property
     def is_high(self) -> bool:
         """Whether a finite loss above the limit is the reason."""
-        return any(part.refused and math.isfinite(part.loss) for part in self.parts)
+        return math.isfinite(self.loss) and self.loss > self.limit
 
     @property
     def reason(self) -> str:
         """For people."""
-        first = self.suspects[0]
-        if not first.refused:
-            return f"the norm of its gradient is {self.gradient_norm:g}"
-        if math.isfinite(first.loss):
-            return f"its loss of {first.loss:.4g} nats per token is above {self.limit:.4g}, far from all before it"
-        return f"its loss is {first.loss:g}"
+        if self.is_high:
+            return f"its loss of {self.loss:.4g} nats per token is above {self.limit:.4g}, far from all before it"
+        if not math.isfinite(self.loss):
+            return f"its loss is {self.loss:g}"
+        return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
         """Writes all of it into the run's folder; None where there are enough such files, or no room."""
@@ -114,7 +123,8 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
-        compute().total.backward()
+        with torch.compiler.set_stance("force_eager"):  # compiled layers have no place for hooks
+            compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
     return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])
 

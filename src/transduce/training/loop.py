@@ -5,6 +5,7 @@ It knows neither text nor translation: the loss of a batch and the validation ar
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -218,38 +219,39 @@ class Trainer:
         """
         started_at = time.monotonic()
         step, sums = self.step + 1, StepTotals()
-        limit = self._watch.limit()
         parts: list[MicroBatch] = []
         with interruption.abandoning(), self._explaining_exhaustion(f"step {step}"):
             for number in range(self.settings.accumulate):
-                loss, part = self._accumulate_gradient(number, limit)
+                loss, part = self._accumulate_gradient(number)
                 parts.append(part)
-                sums = sums.plus(loss, high=part.refused and math.isfinite(part.loss))
+                sums = sums.plus(loss)
         sums = sums.over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = rates_of_step(step, self.settings, self.steps)
-        norm = self.optimizer.step(sums.tokens, rate, weight_decay)
+        mean, limit = sums.total / max(1, sums.tokens), self._watch.limit()
+        if high := math.isfinite(mean) and mean > limit:
+            self.optimizer.forget_gradient()
+        norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.learnt(step, sums.total / sums.tokens)
+            self._watch.learnt(step, mean)
         else:
-            self._watch.skipped(high=bool(sums.high))
-            self._note_skip(SkippedStep(step=step, parts=parts, limit=limit, gradient_norm=norm, learning_rate=rate))
+            self._watch.skipped(high=high)
+            self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
         self._asked_together = sums.stop > 0 and self.processes.count > 1
 
-    def _accumulate_gradient(self, number: int, limit: float) -> tuple[Loss, MicroBatch]:
+    def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
         """Adds the gradient of one micro-batch of the present step."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
         loss = self._seeded_loss(batch, position)
         mean = loss.total.detach() / max(1, loss.tokens)
-        learnable = mean.isfinite() & (mean <= limit)
         # A gradient that is not finite is what tells the optimiser, on every process, to leave this step out. Nothing
         # is read back before the whole backward pass is on its way to the GPU.
-        (loss.total * torch.where(learnable, 1.0, math.nan)).backward()
+        (loss.total * torch.where(mean.isfinite(), 1.0, math.nan)).backward()
         self.optimizer.collect_gradient()
-        return loss, MicroBatch(position, batch, float(mean), not bool(learnable))
+        return loss, MicroBatch(position, batch, float(mean))
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
@@ -258,7 +260,7 @@ class Trainer:
     def _note_skip(self, skipped: SkippedStep) -> None:
         """Says why a step changed nothing, and keeps what it was."""
         first, origin = skipped.suspects[0], Origin()
-        if self.processes.count > 1 and not (first.refused or self.processes.is_first):
+        if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the fault is another process'
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
@@ -333,12 +335,14 @@ class Trainer:
         scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
         scores.update(event.scores)
         measured = scores.get(self.settings.best_by)
-        value = measured if measured is not None and math.isfinite(measured) else -math.inf
-        best = self.best_value is None or (value, -event.loss) > (self.best_value, -self.best_loss)
+        # The worst there is stands for what is no number: checkpoints keep both, and JSON knows finite numbers alone.
+        value = measured if measured is not None and math.isfinite(measured) else -sys.float_info.max
+        loss = event.loss if math.isfinite(event.loss) else sys.float_info.max
+        best = self.best_value is None or (value, -loss) > (self.best_value, -self.best_loss)
         log.write(event)
         self.display.validation(event, best=best)
         if best and self._keep(weights, event):
-            self.best_step, self.best_value, self.best_loss = self.step, value, event.loss
+            self.best_step, self.best_value, self.best_loss = self.step, value, loss
             self.validations_without_better = 0
         else:
             self.validations_without_better += 1

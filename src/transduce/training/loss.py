@@ -31,15 +31,22 @@ class Loss(NamedTuple):
 
 
 def projected_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, pad_id: int | None, label_smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    pad_id: int | None,
+    frozen_row: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> Loss:
     """Cross-entropy of softmax(hidden · weightᵀ) against labels: (1 - ε) at the label plus ε / V everywhere.
 
     Args:
         hidden: the decoder's output, (B, T, D).
-        weight: the output matrix, (V, D). Its row `pad_id` receives no gradient: it stays zero.
+        weight: the output matrix, (V, D).
         labels: the pieces to predict, (B, T), `pad_id` or a negative number where there is none.
         pad_id: the id that fills short rows; None where none does.
+        frozen_row: of the matrix, which receives no gradient and stays as it is; None where all learn.
         label_smoothing: ε.
 
     Returns:
@@ -51,7 +58,7 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
-    options = _Options(label_smoothing, pad_id, torch.is_grad_enabled())
+    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled())
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options
     )
@@ -60,7 +67,7 @@ def projected_cross_entropy(
 
 class _Options(NamedTuple):
     label_smoothing: float
-    pad_id: int | None
+    frozen_row: int | None
     recording: bool
     """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
 
@@ -99,8 +106,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             hidden_gradient -= _target_embedding(weight, labels, options.label_smoothing)
         if weight_gradient is not None:
             _subtract_target_rows(weight_gradient, hidden, labels, options.label_smoothing)
-            if options.pad_id is not None:
-                weight_gradient[options.pad_id] = 0.0
+            if options.frozen_row is not None:
+                weight_gradient[options.frozen_row] = 0.0
         ctx.save_for_backward(hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
         ctx.mark_non_differentiable(likelihood)
         return (1.0 - options.label_smoothing) * likelihood + options.label_smoothing * uniform, likelihood

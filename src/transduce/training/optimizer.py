@@ -76,11 +76,11 @@ class FlatOptimizer:
         self.gradient = torch.zeros_like(self.master)
         self.working = self.master if dtype == torch.float32 else self.master.to(dtype)
         self._parameters = parameters
-        _make_views(parameters, self.working)
-        collect_gradients(parameters, self.gradient)
         self._frozen = FrozenWeights(model)
         if dtype != torch.float32:
-            model.to(dtype)  # buffers, and what does not learn; the other parameters are already
+            model.to(dtype)  # before there are views: recurrent cells lay their weights out anew, away from them
+        _make_views(parameters, self.working)
+        collect_gradients(parameters, self.gradient)
         self._statistics, self._between_steps = RunningStatistics(model), True
         shapes = {name: parameter.shape for name, parameter in learning.items()}
         self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices, processes=processes)

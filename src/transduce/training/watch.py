@@ -1,12 +1,12 @@
 """Keeps an eye on the loss: which batch must not be learnt from, and when a run has come to nothing.
 
-Two things make a loss jump. A single bad batch: it is refused, and the step changes nothing. Or weights that have gone
+Two things make a loss jump. A single bad batch: it is refused, and its step changes nothing. Or weights that have gone
 astray: then every batch is high, refusing does not help, and the run has to train on and come down, or stop.
 
-* **Refused** is a micro-batch whose loss is not finite, or above the mean of the last 128 steps by more than six
-  standard deviations (the limit of OLMo-core's optimizer that skips steps), more than that mean itself (twice the mean
-  is the limit of llm-foundry's KillLossSpike), and more than 1 nat, so that a model that has learnt nearly everything
-  may still learn from what surprises it.
+* **Refused** is a step with a micro-batch whose loss is not finite; or whose mean, over all its micro-batches and
+  processes, is above that of the last 128 steps by more than six standard deviations (the limit of OLMo-core's
+  optimizer that skips steps), more than that mean itself (twice the mean is the limit of llm-foundry's KillLossSpike),
+  and more than 1 nat, so that a model that has learnt nearly everything may still learn from what surprises it.
 * No more than 4 steps **in a row** are refused for being high (KillLossSpike also waits for the fifth): what follows is
   taken as the new level, and the window begins anew.
 * A run has **diverged** when the mean of 64 steps is half as much again as the lowest such mean before, and 2 nats
