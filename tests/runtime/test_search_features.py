@@ -418,7 +418,7 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
     torch.manual_seed(0)
     model = build_encoder_decoder(config)
     with torch.no_grad():
-        model.target_embedding.positions.weight.mul_(3.0)
+        model.get_parameter("target_embedding.positions.weight").mul_(3.0)
     for search in (GREEDY, BEAM):
         found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
         assert len(found.alternatives[0].pieces) == 12

@@ -88,7 +88,7 @@ def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytes
 
     loss().total.backward()
     with torch.no_grad():
-        model.encoder_layers[0].feed_forward.inner.weight.fill_(float("nan"))
+        model.get_parameter("encoder_layers.0.feed_forward.inner.weight").fill_(float("nan"))
     assert find_origin(model, loss).module == "encoder_layers.0.feed_forward.inner"
     loss().total.backward()
 
