@@ -146,6 +146,16 @@ def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, 
         inspect_sentence(translator, sentence)
 
 
+def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> None:
+    sentence = "我吃鱼" * 150
+    longer = Translator(translator.model, translator.tokenizer, longest_source=400)
+    found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
+    assert len(found.source_pieces) > 257
+    shorter = Translator(translator.model, translator.tokenizer, longest_source=20)
+    with pytest.raises(TransduceError, match="at most 20 pieces, but"):
+        inspect_sentence(shorter, sentence)
+
+
 def test_a_model_without_heads_is_refused(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, kind="recurrent", positions="none")
     recurrent = Translator(build_model(config), translator.tokenizer)  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ import pytest
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.runtime.translator import load
+from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
@@ -83,3 +85,19 @@ def test_the_dev_set_of_prepared_text_has_the_filters_it_was_prepared_with(
         TransduceError, match=r"Nothing was held out as a dev set when .*whole was prepared: give --dev"
     ):
         train(out=tmp_path / "none", settings=settings | {"data.prepared": str(tmp_path / "whole")}, device="cpu")
+
+
+def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    command = ["prepare", "--out", str(tmp_path / "shards"), "--set", "data.filters.max_pieces=400"]
+    for side in ("source", "target", "dev_source", "dev_target"):
+        command += [f"--{side.replace('_', '-')}", *toy_settings[f"data.{side}"]]
+    assert main([*command, "--set", "tokenizer.vocabulary_size=400"]) == 0
+    own = ("data.", "tokenizer.")
+    settings = {name: value for name, value in toy_settings.items() if not name.startswith(own)}
+    settings |= {"training.steps": 1, "training.translate_dev": 0, "data.prepared": str(tmp_path / "shards")}
+    dev = {name: value for name, value in toy_settings.items() if name.startswith("data.dev_")}
+    train(out=tmp_path / "out", settings=settings | dev, device="cpu", threads=1)
+    assert load(tmp_path / "out", device="cpu", threads=1).longest_source == 400
+    assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_pieces == 400
+    again = ["train", str(tmp_path / "out" / "settings.toml"), "--out", str(tmp_path / "again"), "--dry-run"]
+    assert main(again) == 0

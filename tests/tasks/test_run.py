@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.runtime.translator import load
+from transduce.runtime.translation import Translation
+from transduce.runtime.translator import Translator, load
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.resume import read_stored
@@ -507,6 +508,26 @@ def test_a_corpus_in_one_file_of_pairs_with_its_dev_set(
     stored = read_stored(tmp_path / "run" / "settings.toml")
     assert stored.data.languages == ("zh", "en")
     assert json.loads((tmp_path / "run" / "dev_score.json").read_bytes())["sentences"] == 50
+
+
+def test_a_run_on_long_texts_is_judged_by_whole_ones(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = [str(tmp_path / "dev.zh")], [str(tmp_path / "dev.en")]
+    Path(dev[0][0]).write_text("老师喜欢苹果。" * 200 + "\n", "utf-8")
+    Path(dev[1][0]).write_text("the teacher likes apples. " * 100 + "\n", "utf-8")
+    parts: list[int] = []
+
+    def translate(self: Translator, *args: Any, **options: Any) -> list[Translation]:
+        found = whole(self, *args, **options)
+        parts.extend(translation.parts for translation in found)
+        return found
+
+    whole = Translator.translate
+    monkeypatch.setattr(Translator, "translate", translate)
+    said = {"data.dev_source": dev[0], "data.dev_target": dev[1], "data.filters.max_pieces": 1000, "training.steps": 1}
+    train(out=tmp_path / "run", settings=toy_settings | said, device="cpu", threads=1)
+    assert parts == [1, 1]  # at the validation, and at the end
 
 
 def test_the_display_writes_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

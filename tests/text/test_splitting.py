@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transduce.text.splitting import split_text
 
 
-def cut(text: str, most: int) -> list[str]:
-    return split_text(text, lambda part: len(part) <= most)
+def cut(text: str, most: int, *, gathers: bool = False) -> list[str]:
+    return split_text(text, lambda part: len(part) <= most, gathers=gathers)
 
 
 def test_what_fits_stays_whole() -> None:
@@ -18,6 +18,13 @@ def test_what_fits_stays_whole() -> None:
 def test_sentences_stay_apart() -> None:
     assert cut("One is here. Two is there! Three?", 14) == ["One is here.", "Two is there!", "Three?"]
     assert cut("我爱你。你爱我吗？是的。", 6) == ["我爱你。", "你爱我吗？", "是的。"]
+
+
+def test_sentences_are_gathered_as_far_as_they_fit() -> None:
+    text = "One is here. Two is there! Three? And four, which is long, too."
+    assert cut(text, 33, gathers=True) == ["One is here. Two is there! Three?", "And four, which is long, too."]
+    assert cut(text, 27, gathers=True) == ["One is here. Two is there!", "Three?", "And four, which is long,", "too."]
+    assert cut("我爱你。你爱我吗？是的。", 9, gathers=True) == ["我爱你。你爱我吗？", "是的。"]
 
 
 def test_a_full_stop_within_a_number_ends_nothing() -> None:
@@ -34,15 +41,16 @@ def test_a_long_sentence_is_cut_at_commas_then_at_spaces_then_anywhere() -> None
     assert cut("abcdefgh", 4) == ["abcd", "efgh"]
 
 
+@pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("text", ["x" * 100_000, "词" * 100_000, "word " * 20_000, "。" * 10_000])
-def test_huge_texts(text: str) -> None:
-    parts = cut(text, 200)
+def test_huge_texts(text: str, gathers: bool) -> None:
+    parts = cut(text, 200, gathers=gathers)
     assert max(map(len, parts)) <= 200 or text.startswith("。")
     assert "".join(parts).replace(" ", "") == text.replace(" ", "")
 
 
-@given(st.text(alphabet="ab ,.。！”　", min_size=1, max_size=60), st.integers(1, 20))
-def test_nothing_but_spaces_is_lost(text: str, most: int) -> None:
-    parts = cut(text, most)
+@given(st.text(alphabet="ab ,.。！”　", min_size=1, max_size=60), st.integers(1, 20), st.booleans())
+def test_nothing_but_spaces_is_lost(text: str, most: int, gathers: bool) -> None:
+    parts = cut(text, most, gathers=gathers)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert len(text) <= most or all(len(part) <= most for part in parts)

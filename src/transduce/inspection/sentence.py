@@ -19,7 +19,6 @@ from transduce.inspection.beam_tree import (
 from transduce.inspection.payload import Candidate, Inspection, Step, WordAlignment, to_bytes
 from transduce.model.attention import AttentionTrace
 from transduce.model.transformer import Transformer
-from transduce.runtime.parts import LONGEST_SOURCE
 from transduce.runtime.translator import Translator, pad
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -106,9 +105,9 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     ids = translator.tokenizer.source.encode(source)
     if not ids or not source.strip():
         raise TransduceError("There must be a sentence to inspect, but it is empty: give some words.")
-    if len(ids) > LONGEST_SOURCE:
+    if len(ids) > translator.longest_source:
         raise TransduceError(
-            f"A sentence is inspected in one piece, with at most {LONGEST_SOURCE} pieces, but this one has "
+            f"A sentence is inspected in one piece, with at most {translator.longest_source} pieces, but this one has "
             f"{len(ids)}: give a shorter one."
         )
     return translator.tokenizer.source.closed(ids)

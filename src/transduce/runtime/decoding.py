@@ -1,6 +1,5 @@
 """From pieces to a search: which scorer, which rules, which kind of search the settings ask for."""
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,9 +64,10 @@ def begin_search(
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
-    most = _most_positions(models)
-    texts = zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
-    longest = [min(_longest(search, *each), most) for each in texts]
+    most = most_positions(models)
+    longest = [
+        _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
+    ]
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
     if search.generate is not None:
@@ -93,10 +93,9 @@ def begin_search(
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
 
 
-def _most_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Where learned positions end, and with them the longest output."""
-    configs = (model.config for model in models)
-    return min((config.max_positions for config in configs if config.positions == "learned"), default=sys.maxsize)
+def most_positions(models: Sequence[EncoderDecoder]) -> int:
+    """Pieces of the longest sequence for which all models have positions; without a learned table there is no end."""
+    return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
@@ -112,13 +111,16 @@ def _least_pieces(phrases: Sequence[Phrase]) -> int:
 
 
 def _longest(
-    search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase]
+    search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """The greatest number of pieces for a sentence: what was said, or room for its prefix and phrases at least."""
+    """The greatest number of pieces for a sentence: what was said, or room for its prefix and phrases at least.
+
+    What nobody said goes no further than `most`, where the model's positions end.
+    """
     longest = search.longest(len(source_ids))
     needed = max(len(prefix) + _least_pieces(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
-        return max(longest, needed)
+        return max(min(longest, most), needed)
     if longest < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "

@@ -10,10 +10,12 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.runtime.translation import Translation, join_parts, nothing
 from transduce.search.scorer import Observer
+from transduce.text.filters import FilterSettings
 from transduce.text.splitting import split_text
 from transduce.text.vocabulary import Vocabulary
 
-LONGEST_SOURCE = 256  # pieces; what training leaves out as too long (`data.filters.max_pieces`) is cut into parts
+# Pieces that a model takes where nobody says that its training kept more or fewer.
+LONGEST_SOURCE = FilterSettings().max_pieces
 # By two letters (zh-TW, zh_CN, ja_XX) and by three (zho_Hans, jpn_Jpan).
 _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
@@ -31,14 +33,19 @@ class Part(NamedTuple):
     ids: list[int]
     """Its pieces, with the end symbol; with nothing else where there is nothing to translate."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to translate."""
+        return len(self.ids) < 2 or not self.text.strip()
 
-def is_empty(part: Part) -> bool:
-    """Whether there is nothing to translate."""
-    return len(part.ids) < 2 or not part.text.strip()
 
-
-def cut(sentences: Sequence[str], vocabulary: Vocabulary) -> list[Part]:
+def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
     """The sentences' parts, in order: one each, more of those that are longer than the model takes.
+
+    Args:
+        sentences: texts of any length.
+        vocabulary: of the source.
+        longest: pieces that the model takes at a time, the end symbol not counted.
 
     Raises:
         TransduceError: one is no text.
@@ -52,7 +59,7 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary) -> list[Part]:
     texts = [
         (text, sentence, number)
         for sentence, whole in enumerate(sentences)
-        for number, text in enumerate(_cut(whole, vocabulary))
+        for number, text in enumerate(_cut(whole, vocabulary, longest))
     ]
     encoded = vocabulary.encode_batch([text for text, _, _ in texts])
     return [
@@ -61,12 +68,20 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary) -> list[Part]:
     ]
 
 
-def _cut(sentence: str, vocabulary: Vocabulary) -> list[str]:
+def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
     # A piece has a byte at least, so short sentences need not be counted.
-    if len(sentence.encode("utf-8", "replace")) < LONGEST_SOURCE or not sentence.strip():
+    if len(sentence.encode("utf-8", "replace")) < longest or not sentence.strip():
         return [sentence]
     counter = _PieceCounter(vocabulary)
-    return split_text(sentence, lambda text: counter.count(text) <= LONGEST_SOURCE)
+    # Who learnt from single sentences translates single ones best; who learnt from longer texts needs their context.
+    gathers = longest > LONGEST_SOURCE
+    parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
+    # Imported vocabularies may have pieces for spaces, which the counter leaves out.
+    return [
+        exact
+        for part in parts
+        for exact in split_text(part, lambda text: len(vocabulary.encode(text)) <= longest, gathers=gathers)
+    ]
 
 
 class _PieceCounter:

@@ -1,14 +1,17 @@
-"""How a model folder wants to be searched: the `[search]` table of its run, or what Hugging Face's file says."""
+"""What a model folder says of its use: how it is searched, and how long a text its training has shown it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.runtime.foreign import foreign_search_settings, is_foreign
+from transduce.runtime.parts import LONGEST_SOURCE
 from transduce.runtime.untrusted import read_json, read_toml
 from transduce.search.settings import SearchSettings
+
+_RUN_SETTINGS = "settings.toml"
 
 
 def read_search_settings(folder: Path) -> SearchSettings:
@@ -23,13 +26,27 @@ def read_search_settings(folder: Path) -> SearchSettings:
     """
     if is_foreign(folder):
         return foreign_search_settings(folder)
-    table = _read_run_settings(folder / "settings.toml")
+    table = _read_run_settings(folder / _RUN_SETTINGS)
     if table is None:
         table = _read_generation_config(folder / "generation_config.json")
     try:
         return msgspec.convert(table, SearchSettings)
     except msgspec.ValidationError as error:
         raise TransduceError(f"The search settings in {folder} cannot be used: {error}.") from None
+
+
+def read_longest_source(folder: Path) -> int:
+    """Pieces of the longest source that training kept: its run's `data.filters.max_pieces`, else the usual number.
+
+    Raises:
+        TransduceError: the run's settings are there and cannot be read.
+    """
+    if is_foreign(folder) or not (folder / _RUN_SETTINGS).is_file():
+        return LONGEST_SOURCE
+    try:
+        return msgspec.convert(read_toml(folder, _RUN_SETTINGS), _Run).data.filters.max_pieces
+    except msgspec.ValidationError as error:
+        raise TransduceError(f"The settings in {folder / _RUN_SETTINGS} cannot be used: {error}.") from None
 
 
 def _read_run_settings(path: Path) -> dict[str, Any] | None:
@@ -51,3 +68,17 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
+
+
+class _Filters(msgspec.Struct, frozen=True):
+    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = LONGEST_SOURCE
+
+
+class _Data(msgspec.Struct, frozen=True):
+    filters: _Filters = _Filters()
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """What is taken of a run's settings."""
+
+    data: _Data = _Data()

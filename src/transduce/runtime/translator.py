@@ -10,16 +10,17 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, pad
-from transduce.runtime.folder import ModelFolder, read_encoder_decoder_folder
+from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, most_positions, pad
+from transduce.runtime.ensembles import check_vocabularies
+from transduce.runtime.folder import read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.like_lengths import pieces_at_once
 from transduce.runtime.machine import Precision, detect_machine
-from transduce.runtime.parts import Part, PartsObserver, batches, cut, is_empty, join_sentences, separator
+from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
 from transduce.runtime.phrases import spell_phrase
 from transduce.runtime.precision import at_precision, check_precision, precision_of
 from transduce.runtime.scoring import Score, score_translations
-from transduce.runtime.search_defaults import read_search_settings
+from transduce.runtime.search_defaults import read_longest_source, read_search_settings
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.summary import summary
@@ -48,14 +49,20 @@ class Translator:
         target_language: str | None = None,
         search: SearchSettings | None = None,
         ensemble: Sequence[EncoderDecoder] = (),
+        longest_source: int = LONGEST_SOURCE,
     ) -> None:
-        """With an `ensemble`, the probabilities of the model and of these, which share its tokenizer, are averaged."""
+        """With an `ensemble`, the probabilities of the model and of these, which share its tokenizer, are averaged.
+
+        A text of more pieces than `longest_source`, or than the models have positions for, is cut into parts.
+        """
         self.model = model
         self.models = (model, *ensemble)
         self.tokenizer = tokenizer
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
+        marks = len(tokenizer.source.closed([]))
+        self.longest_source = max(1, min(longest_source, most_positions(self.models) - marks))
         self._proof = StrictProof(self._search_sources, tokenizer.source)
 
     def __repr__(self) -> str:
@@ -170,13 +177,13 @@ class Translator:
         Raises:
             TransduceError: the options contradict each other, or strict results cannot be had.
         """
-        parts = cut(sentences, self.tokenizer.source)
+        parts = cut(sentences, self.tokenizer.source, self.longest_source)
         check_prefix(search, prefix)
         prefix_ids = self.tokenizer.target.encode(prefix)
         spelt = self._spell(phrases, search)
         watch = PartsObserver(observer)
-        found = {id(part): Translation(part.text, (nothing(),)) for part in parts if is_empty(part)}
-        for batch in self._batches([part for part in parts if not is_empty(part)], spelt, search):
+        found = {id(part): Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
+        for batch in self._batches([part for part in parts if not part.is_empty], spelt, search):
             waiting = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.ids for part in waiting],
@@ -215,8 +222,8 @@ class Translator:
         check_prefix(search, prefix)
         spelt = self._spell([phrases], search)
         between = ""
-        for part in cut([sentence], self.tokenizer.source):
-            if is_empty(part):
+        for part in cut([sentence], self.tokenizer.source, self.longest_source):
+            if part.is_empty:
                 continue
             own_prefix = [] if part.number else self.tokenizer.target.encode(prefix)
             batch = Batch([part.ids], [own_prefix], [_phrases_of(part, spelt)], [_place(part, None)])
@@ -372,7 +379,7 @@ def load(
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
-    _check_vocabularies(folders, contents)
+    check_vocabularies(folders, contents)
     first, *others = (at_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
@@ -381,19 +388,5 @@ def load(
         target_language=contents[0].manifest.target_language,
         search=read_search_settings(folders[0]),
         ensemble=others,
+        longest_source=min(map(read_longest_source, folders)),
     )
-
-
-def _check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
-    """Models that translate together must mean the same by each number."""
-    for folder, content in zip(folders[1:], contents[1:], strict=True):
-        if content.tokenizer.fingerprint != contents[0].tokenizer.fingerprint:
-            raise TransduceError(
-                f"Models that translate together must have one vocabulary, but {folder} has another than {folders[0]}: "
-                "train them with the same tokenizer."
-            )
-        if content.model.config.start_id != contents[0].model.config.start_id:
-            raise TransduceError(
-                f"Models that translate together must begin alike, but {folder} starts with piece "
-                f"{content.model.config.start_id} and {folders[0]} with piece {contents[0].model.config.start_id}."
-            )

@@ -90,6 +90,8 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
     languages: tuple[str | None, str | None]
+    filters: FilterSettings
+    """What pairs were left out; of a corpus that was prepared ahead, its own."""
     dev: PreparedCorpus | None
     """None where the kind of task takes its dev set out of the training text."""
     dev_sources: Sequence[str]
@@ -332,6 +334,7 @@ def _task_corpus(
         tokenizer_settings=tokenizer_settings,
         prepared=prepared,
         languages=_languages(data),
+        filters=text.filters,
         dev=None if dev is None else _cut_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],

@@ -115,7 +115,6 @@ class Denoising(TextKind):
             sources=(),
             references=(),
             batches=self._dev_batches(corpus, resolved),
-            translate=0,
             target_language=None,
             dtype=model_dtype(resolved),
             device=place.device,

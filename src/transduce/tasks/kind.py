@@ -178,6 +178,10 @@ class TaskKind(ABC, Generic[C]):
             TransduceError: it is damaged, or no longer what the run began with.
         """
 
+    def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
+        """What the settings say of the data, with what a corpus that was prepared ahead says in their place."""
+        return data
+
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002

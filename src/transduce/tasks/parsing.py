@@ -137,7 +137,6 @@ class Parsing(Translation):
             sources=[],
             references=[],
             batches=dev_batches(corpus.dev),
-            translate=0,
             target_language=None,
             dtype=model_dtype(resolved),
             device=place.device,

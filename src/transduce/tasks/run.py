@@ -145,7 +145,7 @@ class Run:
             preset=preset,
             start_from=settings.start_from,
             task=settings.task,
-            data=_with_languages(settings.data, corpus.languages),
+            data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
             tokenizer=corpus.tokenizer_settings,
             tokenizer_text=settings.tokenizer.text,
             word_vectors=settings.word_vectors,

@@ -103,6 +103,14 @@ class TextKind(TaskKind[TaskCorpus]):
             return reopen_prepared(settings, partial(self.read_text, anew=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
 
+    def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
+        """The filters that the text went through; those that the kind does not go by are never said."""
+        if data.prepared is None:
+            return data
+        usual = FilterSettings()
+        idle = {name: getattr(usual, name) for name in self.idle_filters}
+        return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **idle))
+
     # --- batches ---
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:

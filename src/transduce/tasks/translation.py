@@ -22,6 +22,7 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.runtime.parts import LONGEST_SOURCE
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 from transduce.tasks.card import model_card
@@ -72,7 +73,7 @@ class TranslationTask:
 
 
 class DevSet:
-    """Sentences to validate on: the loss on all of them, a score on translations of the first ones."""
+    """Sentences to validate on: the loss on all of them, a score on translations of some."""
 
     def __init__(
         self,
@@ -82,17 +83,18 @@ class DevSet:
         sources: Sequence[str],
         references: Sequence[str],
         batches: Sequence[Batch],
-        translate: int,
         target_language: str | None,
         dtype: torch.dtype,
         device: str,
+        longest_source: int = LONGEST_SOURCE,
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
-        self.translator = Translator(self.model, tokenizer, search=SearchSettings(beam_size=1))
-        self.sources = list(sources[:translate])
-        self.references = list(references[:translate])
+        search = SearchSettings(beam_size=1)
+        self.translator = Translator(self.model, tokenizer, search=search, longest_source=longest_source)
+        self.sources = list(sources)
+        self.references = list(references)
         self.batches = batches
         self.target_language = target_language
 
@@ -155,16 +157,17 @@ class Translation(TextKind):
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
         """The loss of all dev pairs, and greedy translations of some."""
         assert corpus.dev is not None
+        translated = resolved.training.translate_dev
         return DevSet(
             config=resolved.model,
             tokenizer=corpus.tokenizer,
-            sources=corpus.dev_sources,
-            references=corpus.dev_targets,
+            sources=corpus.dev_sources[:translated],
+            references=corpus.dev_targets[:translated],
             batches=dev_batches(corpus.dev),
-            translate=resolved.training.translate_dev,
             target_language=corpus.languages[1],
             dtype=model_dtype(resolved),
             device=place.device,
+            longest_source=resolved.data.filters.max_pieces,
         )
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:

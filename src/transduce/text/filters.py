@@ -31,7 +31,7 @@ _RATIO_SLACK_PIECES = 5
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which pairs are dropped. Those with control characters (NUL and its like), or that are not UTF-8, always are."""
 
-    # Longest side in pieces, the end of sentence not counted.
+    # Longest side in pieces, the end of sentence not counted. The model that comes of it cuts longer sources.
     max_pieces: int = 256
     # The longer side may have this many times the pieces of the shorter one, and 5 more.
     max_length_ratio: float = 4.0
