@@ -90,7 +90,7 @@ UNSAID = {
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "start_from": "not set",
-    "task.context": "`256`; `128` for encoders",
+    "task.context": "`256`; `128` for encoders; with `--from`, a language model takes the kept positions",
     "task.noise.share": "`0.3`; `0.15` for `spans`",
     "tokenizer.byte_fallback": "but for `character`",
     "model.kind": "by the task",

@@ -160,6 +160,10 @@ class TaskKind(ABC, Generic[C]):
                 "of them."
             )
 
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+        """The settings of the task, where a model that training begins with decides what nobody said."""
+        return task
+
     # --- the corpus ---
 
     @abstractmethod

@@ -144,6 +144,12 @@ class LanguageModel(TextKind):
         """By the number of pieces."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+        """The context is as long as the model's table of positions, where it has one."""
+        if task.context is not None or kept.positions != "learned":
+            return task
+        return msgspec.structs.replace(task, context=kept.max_positions)
+
     def context(self, task: TaskSettings) -> int:
         """Pieces of a window."""
         return USUAL_CONTEXT if task.context is None else task.context
