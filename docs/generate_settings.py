@@ -30,7 +30,8 @@ MEANINGS = {
     "preset": "The model's size and kind: one of the [presets](#presets).",
     "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
     "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and "
-    "`target`, or the two languages' codes, alone or inside `translation`; `auto`: by suffix.",
+    "`target`, or the two languages' codes, alone or inside `translation`, or with `text` where a task learns from "
+    "text alone; `auto`: by suffix.",
     "data.dev_target": "The dev set's target side.",
     "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces; "
     "`character`: every character is a piece.",

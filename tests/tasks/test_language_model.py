@@ -152,7 +152,7 @@ def test_the_context_is_that_of_the_model_it_begins_with(
             {"data.filters.max_pieces": 9},
             r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
         ),
-        ({"data.format": "jsonl"}, r"reads files line by line, but `data\.format` is jsonl"),
+        ({"data.format": "tsv"}, r"learns from text alone, but `data\.format` is tsv, for pairs"),
         ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),
         ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
     ],

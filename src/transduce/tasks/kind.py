@@ -301,10 +301,10 @@ def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles 
     """
     if not data.source:
         raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
-    if data.format not in ("auto", "lines"):
+    if data.format == "tsv":
         raise TransduceError(
-            f"A {name} reads files line by line, but `data.format` is {data.format}, for pairs: write the text out, "
-            "and leave the format out."
+            f"A {name} learns from text alone, but `data.format` is tsv, for pairs: write the text out, and leave the "
+            "format out."
         )
     for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
         if files:

@@ -7,6 +7,7 @@ Legend: B windows, T pieces of a window.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,8 +24,9 @@ from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings, TaskSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
+from transduce.tasks.texts import write_texts
 from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
@@ -104,6 +106,11 @@ class LanguageModel(TextKind):
     label_smoothing = 0.0
     own_settings = ("context",)
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """The texts of JSON lines, line by line."""
+        text_alone(settings.data, "language model")
+        return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
         """All lines, empty ones too: none is left out but those that are no text."""
