@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import transduce
+from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_decoder_folder, read_model_folder
-from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.generator import Generator, load_generator, spell
 from transduce.runtime.translator import load as load_translator
+from transduce.search.settings import SearchSettings
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
+from transduce.tasks.windows import read_stream
 from transduce.training.checkpoint import load_newest
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -84,10 +88,6 @@ def test_the_model_is_gpt2s(model: Path) -> None:
 
 
 def test_the_stream_is_the_text_to_the_last_space(model: Path, generator: Generator, text: Path) -> None:
-    from transduce.data.prepared import PreparedCorpus
-    from transduce.runtime.generator import spell
-    from transduce.tasks.windows import read_stream
-
     stream = read_stream(PreparedCorpus.open(model / "corpus"))
     assert spell(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
 
@@ -123,6 +123,25 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
     assert score["scores"]["bits_per_character"] < score["loss"] / math.log(2)
     found = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
     assert found.score("the cat sat on the mat").characters == 22
+
+
+CODE = ["def f(x):", "    y = [a  for a in x]", "    if y:", "        return y  ", "", "    return None"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_indentation_is_learnt_and_written(kind: str, write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("code.py.txt", CODE * 60)
+    settings = {name: value for name, value in SETTINGS.items() if name != "tokenizer.byte_fallback"}
+    settings |= {"tokenizer.kind": kind, "task.context": 64, "training.steps": 120}
+    train(out=tmp_path / "run", source=source, settings=settings, device="cpu", threads=1)
+    stream = read_stream(PreparedCorpus.open(tmp_path / "run" / "corpus"))
+    generator = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
+    assert spell(stream.tolist(), generator.vocabulary) == source.read_text("utf-8")
+    greedy = SearchSettings(beam_size=1)
+    written = generator("def f(x):\n", search=greedy, max_length=200).text
+    assert any(re.match(r" {4}\w", line) for line in written.split("\n"))
+    streamed = "".join(generator.stream("def f(x):\n", search=msgspec.structs.replace(greedy, max_length=200)))
+    assert "def f(x):\n" + streamed == written
 
 
 def test_the_context_is_that_of_the_model_it_begins_with(

@@ -120,6 +120,8 @@ class TaskKind(ABC, Generic[C]):
     """The settings of `task.*` that are this kind's."""
     rate_follows_batch: ClassVar[bool] = True
     """Whether small steps have a lower learning rate."""
+    keeps_spaces: ClassVar[bool] = False
+    """Whether a vocabulary that is learnt for it keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
     fresh_parameters: ClassVar[tuple[str, ...]] = ()

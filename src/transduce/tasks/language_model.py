@@ -104,6 +104,7 @@ class LanguageModel(TextKind):
     may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
+    keeps_spaces = True  # as code needs its indentation
     own_settings = ("context",)
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 

@@ -105,6 +105,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
         byte_fallback=not by_character if said.byte_fallback is None else said.byte_fallback,
         character_coverage=said.character_coverage,
         nfc=said.nfc,
+        keep_spaces=kind_of(settings.task.kind).keeps_spaces,
     )
 
 
