@@ -30,7 +30,8 @@ MEANINGS = {
     "preset": "The model's size and kind: one of the [presets](#presets).",
     "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
     "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and "
-    "`target`, or the two languages' codes, alone or inside `translation`; `auto`: by suffix.",
+    "`target`, or the two languages' codes, alone or inside `translation`, or with `text` where a task learns from "
+    "text alone; `auto`: by suffix.",
     "data.dev_target": "The dev set's target side.",
     "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces; "
     "`character`: every character is a piece.",
@@ -90,7 +91,7 @@ UNSAID = {
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "start_from": "not set",
-    "task.context": "`256`; `128` for encoders",
+    "task.context": "`256`; `128` for encoders; with `--from`, a language model takes the kept positions",
     "task.noise.share": "`0.3`; `0.15` for `spans`",
     "tokenizer.byte_fallback": "but for `character`",
     "model.kind": "by the task",

@@ -72,10 +72,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> dict[
     place = tmp_path_factory.mktemp("kinds")
     sentences = (toy_corpus / "train.en").read_text("utf-8").split("\n")[:200]
     (place / "text.en").write_text("\n".join(sentences) + "\n", "utf-8")
+    indented = (f"{'    ' * (number % 3)}{sentence}" for number, sentence in enumerate(sentences))
+    (place / "indented.en").write_text("\n".join(indented) + "\n", "utf-8")
     (place / "labels.en").write_text("".join(f"{'tea' if 'tea' in s else 'other'}\n" for s in sentences), "utf-8")
     found = {}
     for name, own in OWN.items():
         files: dict[str, Any] = {"source": place / "text.en"}
+        if name == "language-model":
+            files = {"source": place / "indented.en"}  # whose spaces are all learnt
         if name == "masked-language-model":
             files |= {"dev_source": place / "text.en"}
         if name == "classification":
@@ -166,8 +170,9 @@ def test_a_language_model_goes_on_alike_in_hugging_face(folders: dict[str, Path]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = load_generator(folder, precision="fp32", device="cpu", threads=1)
     search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=12)
-    for prompt in ("I like", "the teacher", ""):
+    for prompt in ("I like", "the teacher", "", "        I  like"):
         given = tokenizer(prompt, return_tensors="pt")
+        assert given["input_ids"].tolist() == [generator.prompt_ids(prompt)]
         written = model.generate(**given, max_new_tokens=12, max_length=None, do_sample=False)[0]
         text = tokenizer.decode(written, skip_special_tokens=True)
         assert text == generator(prompt, search=search, one_line=True).text.rstrip("\n")

@@ -2,20 +2,25 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import transduce
+from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_decoder_folder, read_model_folder
-from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.generator import Generator, load_generator, spell
 from transduce.runtime.translator import load as load_translator
+from transduce.search.settings import SearchSettings
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
+from transduce.tasks.windows import read_stream
 from transduce.training.checkpoint import load_newest
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -83,10 +88,6 @@ def test_the_model_is_gpt2s(model: Path) -> None:
 
 
 def test_the_stream_is_the_text_to_the_last_space(model: Path, generator: Generator, text: Path) -> None:
-    from transduce.data.prepared import PreparedCorpus
-    from transduce.runtime.generator import spell
-    from transduce.tasks.windows import read_stream
-
     stream = read_stream(PreparedCorpus.open(model / "corpus"))
     assert spell(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
 
@@ -124,6 +125,39 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
     assert found.score("the cat sat on the mat").characters == 22
 
 
+CODE = ["def f(x):", "    y = [a  for a in x]", "    if y:", "        return y  ", "", "    return None"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_indentation_is_learnt_and_written(kind: str, write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("code.py.txt", CODE * 60)
+    settings = {name: value for name, value in SETTINGS.items() if name != "tokenizer.byte_fallback"}
+    settings |= {"tokenizer.kind": kind, "task.context": 64, "training.steps": 120}
+    train(out=tmp_path / "run", source=source, settings=settings, device="cpu", threads=1)
+    stream = read_stream(PreparedCorpus.open(tmp_path / "run" / "corpus"))
+    generator = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
+    assert spell(stream.tolist(), generator.vocabulary) == source.read_text("utf-8")
+    greedy = SearchSettings(beam_size=1)
+    written = generator("def f(x):\n", search=greedy, max_length=200).text
+    assert any(re.match(r" {4}\w", line) for line in written.split("\n"))
+    streamed = "".join(generator.stream("def f(x):\n", search=msgspec.structs.replace(greedy, max_length=200)))
+    assert "def f(x):\n" + streamed == written
+
+
+def test_the_context_is_that_of_the_model_it_begins_with(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"task.kind": "language-model", "training.steps": 1, "training.precision": "fp32"}
+    train(out=tmp_path / "on", source=text, settings=settings | {"start_from": str(model)}, device="cpu", threads=1)
+    assert re.search(rf"task\.context +16  as in {re.escape(str(model))}\n", capsys.readouterr().err)
+    assert read_stored(tmp_path / "on" / "settings.toml").task.context == 16
+    assert load_generator(tmp_path / "on", device="cpu", threads=1).context == 16
+    train(out=tmp_path / "on", settings={"training.steps": 2}, resume=True, device="cpu", threads=1)
+    longer = settings | {"start_from": str(model), "task.context": 17}
+    with pytest.raises(TransduceError, match=r"`task\.context` is 17, but the model has 16 positions"):
+        train(out=tmp_path / "longer", source=text, settings=longer, device="cpu", threads=1)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -137,7 +171,7 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
             {"data.filters.max_pieces": 9},
             r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
         ),
-        ({"data.format": "jsonl"}, r"reads files line by line, but `data\.format` is jsonl"),
+        ({"data.format": "tsv"}, r"learns from text alone, but `data\.format` is tsv, for pairs"),
         ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),
         ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
     ],

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from transduce.text import CorpusFiles, Tokenizer, TokenizerSettings, read_pairs
+from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, read_pairs
 from transduce.text.model_proto import PieceType, is_bpe, read_pieces, round_scores
 from transduce.text.tokenizer_json import tokenizer_json
 
@@ -78,6 +79,37 @@ def test_decoding_agrees(data_folder: Path, kind: Any) -> None:
     for text in ODD:
         ids = vocabulary.encode(text)
         assert other.decode([*ids, vocabulary.eos_id]).replace("\n", " ") == vocabulary.decode(ids)
+
+
+CODE = ["def f(x):", "    if x:", "        return [a  for a in x]  ", "", "\treturn None  # end", "  x = 1"]
+
+
+def spaced_texts() -> list[str]:
+    """Spaces everywhere, in runs that are longer than any piece too."""
+    runs = [" " * count for count in range(40)]
+    choose = random.Random(1).choice
+    drawn = ["".join(choose("    aex(\t=é") for _ in range(count)) for count in range(40) for _ in range(10)]
+    return [*CODE, *(f"{run}x{run}=" for run in runs), *runs, *drawn]
+
+
+@pytest.mark.parametrize("nfc", [False, True])
+@pytest.mark.parametrize(("kind", "byte_fallback"), [("bpe", True), ("unigram", True), ("character", True)])
+def test_a_vocabulary_that_keeps_spaces_spells_every_line_and_the_other_library_agrees(
+    kind: Any, byte_fallback: bool, nfc: bool
+) -> None:
+    pairs = [Pair(line.replace("x", f"x{number % 9}"), "", 1) for number in range(60) for line in CODE]
+    settings = TokenizerSettings(
+        kind=kind, vocabulary_size=320, byte_fallback=byte_fallback, keep_spaces=True, nfc=nfc, character_coverage=1.0
+    )
+    tokenizer = Tokenizer.train(lambda: pairs, settings, adjust=True)
+    vocabulary, texts = tokenizer.source, spaced_texts()
+    assert [vocabulary.decode(vocabulary.encode(text)) for text in texts] == texts
+    other: Any = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary)))
+    assert [other.decode(other.encode(text).ids) for text in texts] == texts
+    expected, found = both_ids(tokenizer, texts)
+    assert found == expected
+    if kind == "bpe":
+        assert len(vocabulary.encode("        return x")) < 5  # eight spaces are not eight pieces
 
 
 def test_a_saved_folder_has_what_other_programs_look_for(data_folder: Path, tmp_path: Path) -> None:

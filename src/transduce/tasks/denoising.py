@@ -5,6 +5,7 @@ It needs text alone, and its folder is where training for another task begins (`
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,8 +21,9 @@ from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.noise import add_noise, marks_of
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings, NoiseSettings, TaskSettings
+from transduce.tasks.settings import DataSettings, NoiseSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
+from transduce.tasks.texts import write_texts
 from transduce.tasks.translation import DevSet, TranslationTask, dev_batches
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
@@ -85,6 +87,11 @@ class Denoising(TextKind):
     model_kinds = ("transformer", "recurrent")
     own_settings = ("noise",)
     idle_filters = ("drop_identical",)
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """The texts of JSON lines, line by line."""
+        text_alone(settings.data, "denoising model")
+        return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
         """A text a line; some lines are held out where there is no dev set."""

@@ -120,6 +120,8 @@ class TaskKind(ABC, Generic[C]):
     """The settings of `task.*` that are this kind's."""
     rate_follows_batch: ClassVar[bool] = True
     """Whether small steps have a lower learning rate."""
+    keeps_spaces: ClassVar[bool] = False
+    """Whether a vocabulary that is learnt for it keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
     fresh_parameters: ClassVar[tuple[str, ...]] = ()
@@ -159,6 +161,10 @@ class TaskKind(ABC, Generic[C]):
                 f"{where} is {kind}, but `task.kind` = {self.name} takes {' or '.join(self.model_kinds)}: change one "
                 "of them."
             )
+
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+        """The settings of the task, where a model that training begins with decides what nobody said."""
+        return task
 
     # --- the corpus ---
 
@@ -301,10 +307,10 @@ def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles 
     """
     if not data.source:
         raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
-    if data.format not in ("auto", "lines"):
+    if data.format == "tsv":
         raise TransduceError(
-            f"A {name} reads files line by line, but `data.format` is {data.format}, for pairs: write the text out, "
-            "and leave the format out."
+            f"A {name} learns from text alone, but `data.format` is tsv, for pairs: write the text out, and leave the "
+            "format out."
         )
     for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
         if files:

@@ -7,6 +7,7 @@ Legend: B windows, T pieces of a window.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,8 +24,9 @@ from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings, TaskSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
+from transduce.tasks.texts import write_texts
 from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
@@ -105,8 +107,14 @@ class LanguageModel(TextKind):
     may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
+    keeps_spaces = True  # as code needs its indentation
     own_settings = ("context",)
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """The texts of JSON lines, line by line."""
+        text_alone(settings.data, "language model")
+        return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
         """All lines, empty ones too: none is left out but those that are no text."""
@@ -146,6 +154,12 @@ class LanguageModel(TextKind):
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """By the number of pieces."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
+
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+        """The context is as long as the model's table of positions, where it has one."""
+        if task.context is not None or kept.positions != "learned":
+            return task
+        return msgspec.structs.replace(task, context=kept.max_positions)
 
     def context(self, task: TaskSettings) -> int:
         """Pieces of a window."""

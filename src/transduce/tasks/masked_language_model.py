@@ -6,7 +6,7 @@ Legend: B rows, L pieces of a row, N hidden pieces, D model width.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,9 +41,11 @@ from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
+from transduce.tasks.texts import holds_texts
+from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
 from transduce.text.marks import MARKS, marks_of, ordinary_pieces
-from transduce.text.sentences import read_documents
+from transduce.text.sentences import read_documents, sentences_of
 from transduce.training.ahead import to_device
 from transduce.training.choices import (
     Choice,
@@ -168,14 +170,12 @@ class MaskedLanguageModel(TextKind):
         """Hard-wrapped lines are joined and sentences split, into a file with a sentence a line."""
         text_alone(settings.data, "masked language model")
         data = settings.data
-        dev = write_sentences(data.dev_source, folder / _DEV_SENTENCES, anew=anew) if data.dev_source else None
-        prepared = data.prepared is not None
-        return msgspec.structs.replace(
-            data,
-            source=data.source if prepared else (write_sentences(data.source, folder / _SENTENCES, anew=anew),),
-            dev_source=() if dev is None else (dev,),
-            format="lines",
-        )
+        source, dev = data.source, data.dev_source
+        if data.prepared is None:
+            source = (write_sentences(source, data.format, folder / _SENTENCES, anew=anew),)
+        if dev:
+            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, anew=anew),)
+        return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
         """All sentences, and the empty lines between documents."""
@@ -325,11 +325,12 @@ class MaskedLanguageModel(TextKind):
         )
 
 
-def write_sentences(files: Sequence[str], path: Path, *, anew: bool) -> str:
+def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
     """Writes the sentences of texts, with an empty line after each document; returns where.
 
     Args:
         files: of text.
+        chosen: how they are written; `auto`: as their suffixes say.
         path: of the file with a sentence a line.
         anew: also where that file is there.
 
@@ -337,10 +338,17 @@ def write_sentences(files: Sequence[str], path: Path, *, anew: bool) -> str:
         TransduceError: a text cannot be read.
     """
     if anew or not path.exists():
-        documents = (document for file in files for document in read_documents(file))
+        documents = (document for file in files for document in _documents(file, chosen))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, "".join("\n".join([*document, "", ""]) for document in documents).encode())
     return str(path)
+
+
+def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
+    """Of JSON lines, each text is one."""
+    if holds_texts(file, chosen):
+        return filter(None, map(sentences_of, read_texts(file)))
+    return read_documents(file)
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:

@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 from transduce.tasks.settings import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
-from transduce.text.model_proto import PieceType, is_bpe, is_by_character, read_pieces
+from transduce.text.model_proto import PieceType, is_bpe, is_by_character, keeps_spaces, read_pieces
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
@@ -109,6 +109,7 @@ def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
         joint=tokenizer.joint,
         byte_fallback=any(piece.type is PieceType.BYTE for piece in pieces),
         nfc=tokenizer.source.nfc,
+        keep_spaces=keeps_spaces(model),
         user_symbols=tuple(piece.text for piece in pieces if piece.type is PieceType.USER_DEFINED),
     )
 

@@ -11,7 +11,7 @@ from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
+from transduce.tasks.settings import ModelSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -105,6 +105,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
         byte_fallback=not by_character if said.byte_fallback is None else said.byte_fallback,
         character_coverage=said.character_coverage,
         nfc=said.nfc,
+        keep_spaces=kind_of(settings.task.kind).keeps_spaces,
     )
 
 
@@ -200,6 +201,15 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
         account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
     return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
+
+
+def follow_model(settings: Settings, config: ModelConfig, account: Account) -> Settings:
+    """The settings with what the model that training begins with decides of the task, where nobody said it."""
+    task = kind_of(settings.task.kind).follow(settings.task, config)
+    for name in TaskSettings.__struct_fields__:
+        if getattr(task, name) != getattr(settings.task, name):
+            account.take(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.start_from}"))
+    return msgspec.structs.replace(settings, task=task)
 
 
 def foresee_epochs(

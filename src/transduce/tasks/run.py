@@ -34,6 +34,7 @@ from transduce.tasks.resolve import (
     Account,
     as_settings,
     explain_languages,
+    follow_model,
     foresee_epochs,
     keep_model,
     resolve_model,
@@ -97,6 +98,7 @@ class Run:
         kept = None if beginning is None else beginning.model.config
         if kept is not None:
             self.kind.check_model(kept.kind, f"The model in {settings.start_from}")
+            settings = follow_model(settings, kept, account)
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.files import LineBlocks, LineNotes, is_decodable
+from transduce.text.files import LineBlocks, LineNotes, is_decodable, read_lines
+from transduce.text.vocabulary import without_lone_surrogates
 
 # Lines that are read and worked on together. Prepared parts are made of whole blocks, so it is part of their format.
 BLOCK_LINES = 8_192
@@ -84,7 +85,7 @@ class PairReader:
                 yield from self._read_two_files(source, target)
         else:
             for path in files.source:
-                yield from self._read_pair_file(path, _format_of(path, files.format))
+                yield from self._read_pair_file(path, _pair_format(path, files.format))
 
     def _read_two_files(self, source: str, target: str) -> Iterator[PairBlock]:
         line = 1
@@ -155,6 +156,36 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
             yield Pair(source, target, line, block.path)
 
 
+def read_texts(path: str) -> Iterator[str]:
+    """Stream the texts of a file of JSON lines, plain or gzip: of each object what stands under "text".
+
+    Half an escape (\\ud83d), which no text file could hold, is read as U+FFFD. Raises TransduceError naming file and
+    line where there is no such object, and as ``read_lines`` does.
+    """
+    number = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue  # as after a line feed too many at the end
+        where = f"{path}:{number}"
+        record = _record(line, where)
+        text = record.get("text")
+        if not isinstance(text, str):
+            raise TransduceError(
+                f'{where}: the object needs the key "text" with text, but its keys are {_keys(record)}: rename the one '
+                "that holds it."
+            )
+        yield without_lone_surrogates(text)
+    if not number:
+        raise _empty(path)
+
+
+def format_of(path: str, chosen: Format) -> Format:
+    """The format of a file: the one that was chosen, or what the name's suffix says."""
+    if chosen != "auto":
+        return chosen
+    return _FORMAT_OF_SUFFIX.get(Path(path.removesuffix(".gz")).suffix.lower(), "lines")
+
+
 def _check_sides(files: CorpusFiles) -> None:
     if not files.source:
         raise TransduceError("A corpus needs at least one source file, but none is given: name one.")
@@ -193,11 +224,9 @@ def _empty(path: str) -> TransduceError:
     return TransduceError(f"{path} is empty, but a corpus needs at least one line: check the file.")
 
 
-def _format_of(path: str, chosen: Format) -> Format:
+def _pair_format(path: str, chosen: Format) -> Format:
     """The format of a file of pairs."""
-    if chosen == "auto":
-        suffix = Path(path.removesuffix(".gz")).suffix.lower()
-        chosen = _FORMAT_OF_SUFFIX.get(suffix, "lines")
+    chosen = format_of(path, chosen)
     if chosen == "lines":
         raise TransduceError(
             f"{path} holds one side only: name a target file too; a file of pairs ends in .tsv or .jsonl, or say "
@@ -229,11 +258,14 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
         if isinstance(source, str) and isinstance(target, str):
             return source, target
     names = " or ".join(f'"{source}" and "{target}"' for source, target in wanted)
-    found = ", ".join(f'"{key}"' for key in record) or "none"
     raise TransduceError(
-        f"{where}: the object needs the keys {names} with text, but its keys are {found}: if they are language codes, "
-        "name the two by --languages (`data.languages`), else rename them."
+        f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
+        "language codes, name the two by --languages (`data.languages`), else rename them."
     )
+
+
+def _keys(record: dict[str, object]) -> str:
+    return ", ".join(f'"{key}"' for key in record) or "none"
 
 
 def _record(line: str, where: str) -> dict[str, object]:

@@ -10,10 +10,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
-_MODEL_PIECES, _MODEL_TRAINER = 1, 2
+_MODEL_PIECES, _MODEL_TRAINER, _MODEL_NORMALIZER = 1, 2, 3
 _PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
 _TRAINER_MODEL_TYPE = 3
 _BPE, _CHARACTER = 2, 4
+_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES = 3, 4
+_NO = b"\x00"
 _FLOAT = struct.Struct("<f")
 
 
@@ -59,11 +61,26 @@ def is_by_character(model_bytes: bytes) -> bool:
     return _model_type(model_bytes) == bytes([_CHARACTER])
 
 
+def puts_space_first(model_bytes: bytes) -> bool:
+    """Whether a space is put before a text, so that its first word is spelt as others are."""
+    return _part(model_bytes, _MODEL_NORMALIZER).get(_DUMMY_PREFIX) != _NO
+
+
+def keeps_spaces(model_bytes: bytes) -> bool:
+    """Whether all spaces of a text are kept; otherwise those at its ends go, and runs of them become one."""
+    return _part(model_bytes, _MODEL_NORMALIZER).get(_REMOVE_EXTRA_SPACES) == _NO
+
+
 def _model_type(model_bytes: bytes) -> bytes | None:
-    for trainer in _fields(model_bytes, 0, len(model_bytes)):
-        if trainer.number == _MODEL_TRAINER:
-            return _values(model_bytes, trainer).get(_TRAINER_MODEL_TYPE)
-    return None
+    return _part(model_bytes, _MODEL_TRAINER).get(_TRAINER_MODEL_TYPE)
+
+
+def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
+    """Raw values of one of the model's own fields."""
+    for field in _fields(model_bytes, 0, len(model_bytes)):
+        if field.number == number:
+            return _values(model_bytes, field)
+    return {}
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:

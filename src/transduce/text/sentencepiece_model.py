@@ -4,7 +4,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from sentencepiece import SentencePieceTrainer
@@ -50,6 +50,9 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     character_coverage: float | None = None
     # Compose characters (Unicode NFC) before anything else; text is not altered otherwise.
     nfc: bool = False
+    # Keep every space: those at the ends of a text, and all of a run, which may be one piece. Otherwise those at the
+    # ends go, and a run becomes one. Characters (`kind`) always keep them.
+    keep_spaces: bool = False
     # Pieces that are never cut nor learned, such as marks of the target language; without spaces.
     user_symbols: tuple[str, ...] = ()
 
@@ -104,6 +107,9 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
 def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverage: float) -> bytes:
     model = io.BytesIO()
     by_character = settings.kind == "character"
+    keep_spaces = by_character or settings.keep_spaces
+    # Indentation is then a few pieces. Elsewhere it is not even said, for the model would be other bytes.
+    more: dict[str, Any] = {"allow_whitespace_only_pieces": True} if settings.keep_spaces and not by_character else {}
     SentencePieceTrainer.train(
         sentence_iterator=_bounded_lines(lines),
         model_writer=model,
@@ -112,9 +118,10 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
         character_coverage=coverage,
         byte_fallback=settings.byte_fallback,
         normalization_rule_name="identity",
-        # Each character is kept where it is: no space is put before a line, and none is taken away.
+        # A space before a line makes its first word one like others, and decoding takes it away again; characters are
+        # the same without.
         add_dummy_prefix=not by_character,
-        remove_extra_whitespaces=not by_character,
+        remove_extra_whitespaces=not keep_spaces,
         split_digits=True,
         pad_id=PAD_ID,
         eos_id=EOS_ID,
@@ -124,6 +131,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
         user_defined_symbols=list(settings.user_symbols),
         num_threads=_THREADS,
         minloglevel=2,
+        **more,
     )
     return round_scores(model.getvalue(), _SCORE_BITS) if settings.kind == "unigram" else model.getvalue()
 

@@ -48,6 +48,14 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
         yield from _documents_of_lines(rest)
 
 
+def sentences_of(text: str) -> list[str]:
+    """The sentences of one document, whose lines may be hard-wrapped."""
+    lines = text.split("\n")
+    if is_hard_wrapped(lines):
+        return [sentence for paragraph in join_lines(lines) for sentence in split_sentences(paragraph)]
+    return [sentence for document in _documents_of_lines(lines) for sentence in document]
+
+
 def _chain(first: Iterable[str], rest: Iterable[str]) -> Iterator[str]:
     yield from first
     yield from rest

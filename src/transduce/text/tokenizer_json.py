@@ -1,14 +1,15 @@
 """A vocabulary as Hugging Face's ``tokenizer.json``, with the same ids; that library is not needed for it.
 
 The steps repeat sentencepiece's: spaces trimmed and collapsed, one put in front, ▁ for each, words cut before
-▁, the model (a word never shares a piece with another), bytes for what has no piece. One difference cannot be
+▁, the model (a word never shares a piece with another), bytes for what has no piece. Where a vocabulary keeps all
+spaces, none are trimmed or collapsed, and a run of them stays with the word behind it. One difference cannot be
 helped: that library reads "</s>", "<pad>" and "<unk>" in a text as the special pieces, sentencepiece as plain
 characters.
 """
 
 import re
 
-from transduce.text.model_proto import Piece, PieceType, is_bpe, is_by_character, read_pieces
+from transduce.text.model_proto import Piece, PieceType, is_bpe, keeps_spaces, puts_space_first, read_pieces
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
@@ -20,16 +21,15 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
     """The content of tokenizer.json; ids agree with the vocabulary's, and the end of sentence is appended."""
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
-    by_character = is_by_character(vocabulary.model_bytes)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [_special_token(id, vocabulary.piece(id)) for id in _special_ids(vocabulary)],
-        "normalizer": _normalizer(vocabulary.nfc, by_character),
+        "normalizer": _normalizer(vocabulary),
         "pre_tokenizer": _word_cutter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
-        "decoder": _decoder(by_character),
+        "decoder": _decoder(vocabulary.model_bytes),
         "model": _bpe(pieces) if merging else _unigram(pieces),
     }
 
@@ -66,19 +66,20 @@ def _texts(pieces: list[Piece], type: PieceType) -> list[str]:
     return [piece.text for piece in pieces if piece.type is type]
 
 
-def _normalizer(nfc: bool, by_character: bool) -> dict[str, object]:
-    steps = [_replace({"String": " "}, _SPACE)] if by_character else _one_space_before_each_word()
-    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if nfc else steps}
+def _normalizer(vocabulary: Vocabulary) -> dict[str, object]:
+    steps = [] if keeps_spaces(vocabulary.model_bytes) else _one_space_between_words()
+    if puts_space_first(vocabulary.model_bytes):
+        steps.append({"type": "Prepend", "prepend": _SPACE})
+    steps.append(_replace({"String": " "}, _SPACE))
+    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if vocabulary.nfc else steps}
 
 
-def _one_space_before_each_word() -> list[dict[str, object]]:
+def _one_space_between_words() -> list[dict[str, object]]:
     return [
         _replace({"Regex": " +"}, " "),
         _replace({"Regex": r"\A "}, ""),
         # A literal ▁ at the end counts as a space, as in sentencepiece.
         _replace({"Regex": rf"[ {_SPACE}]+\z"}, ""),
-        {"type": "Prepend", "prepend": _SPACE},
-        _replace({"String": " "}, _SPACE),
     ]
 
 
@@ -87,7 +88,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
 
 
 def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Cut around user symbols, the longest first, and before each ▁."""
+    """Cut around user symbols, the longest first, and before each ▁, or each run of them where some are pieces."""
     cutters = []
     symbols = _texts(pieces, PieceType.USER_DEFINED)
     if symbols:
@@ -96,7 +97,8 @@ def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
     if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
         # Where words are looked up whole, the six characters "<0x41>" in a text must not pass for the byte.
         cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
-    cutters.append(_split({"String": _SPACE}, "MergedWithNext"))
+    has_runs = any(piece.text.startswith(2 * _SPACE) for piece in pieces)
+    cutters.append(_split({"Regex": f"{_SPACE}+"} if has_runs else {"String": _SPACE}, "MergedWithNext"))
     return {"type": "Sequence", "pretokenizers": cutters}
 
 
@@ -116,14 +118,15 @@ def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
     }
 
 
-def _decoder(by_character: bool) -> dict[str, object]:
+def _decoder(model_bytes: bytes) -> dict[str, object]:
     steps: list[dict[str, object]] = [
         _replace({"String": _SPACE}, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if not by_character:
-        steps.append({"type": "Strip", "content": " ", "start": _MAX_LEADING_SPACES, "stop": 0})
+    if puts_space_first(model_bytes):
+        most = 1 if keeps_spaces(model_bytes) else _MAX_LEADING_SPACES
+        steps.append({"type": "Strip", "content": " ", "start": most, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
 
 

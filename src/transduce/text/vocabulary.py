@@ -17,8 +17,9 @@ class Vocabulary:
     """The pieces of one side.
 
     No character is rewritten, but spaces (U+0020) are trimmed at both ends and runs of them become one, so
-    that a sentence has one spelling; a vocabulary of characters keeps all spaces. With ``nfc``, text is put into
-    Unicode's composed form first. A lone surrogate, which no UTF-8 file can hold, is read as U+FFFD.
+    that a sentence has one spelling; a language model's vocabulary, and one of characters, keeps all spaces. With
+    ``nfc``, text is put into Unicode's composed form first. A lone surrogate, which no UTF-8 file can hold, is read as
+    U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
