@@ -177,6 +177,20 @@ def test_a_language_model(
     assert comparison.agreement.same_translations == len(rows)
 
 
+@pytest.mark.parametrize("prompts", [[[5, 6, 7], [], [8], []], [[], []], []], ids=str)
+def test_a_language_model_goes_on_with_nothing_too(
+    make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    model = make_model(kind="decoder", start_id=1)
+    assert isinstance(model, Decoder)
+    write_ctranslate2(model, small_tokenizer, tmp_path)
+    theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
+    own = OwnLanguageModel(model, never_written=2, context=64)
+    found = theirs.translate(prompts, 8)
+    assert found == [own.translate([prompt], 8)[0] for prompt in prompts]
+    assert all(found)
+
+
 def test_a_language_model_has_one_vocabulary_and_no_encoder(
     make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -17,8 +17,10 @@ from transduce.model.build import Model
 from transduce.runtime import exporters
 from transduce.runtime.encoder_comparison import EncoderAgreement
 from transduce.runtime.export import ExportReport, export
+from transduce.runtime.export_trial import trial_of
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.generator import load_generator
+from transduce.runtime.original import Original
 from transduce.runtime.translator import load as load_translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
@@ -159,6 +161,17 @@ def test_a_language_model_to_ctranslate2(folders: dict[str, Path], tmp_path: Pat
     assert (report.quantized is None) == (quantization is None)
     assert "64 sentences of the run's text and a long one made of them" in str(report)
     assert "ctranslate2.Generator" in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
+def test_a_language_model_is_tried_on_lines_of_a_single_piece(folders: dict[str, Path], tmp_path: Path) -> None:
+    content = read_any_model_folder(folders["language-model"])
+    lines = ["I", "I like tea.", "I"]
+    assert [len(ids) > 1 for ids in content.tokenizer.source.encode_batch(lines)] == [False, True, False]
+    trial = trial_of(Original(content, folders["language-model"], 1), lines)
+    assert min(map(len, trial.rows)) == 1
+    for to in ("ctranslate2", "onnx"):
+        (tmp_path / to).mkdir()
+        exported(folders["language-model"], tmp_path / to / "out", to, sources=lines)
 
 
 def test_a_language_model_goes_on_alike_in_hugging_face(folders: dict[str, Path]) -> None:

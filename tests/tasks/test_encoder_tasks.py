@@ -36,6 +36,7 @@ SMALL = {
     "dropout": 0.0,
 }
 TRAINING = {"precision": "fp32", "validate_every": 200, "report_every": 100, "warmup_steps": 20, "average_decay": 0.9}
+FROM_SCRATCH = {"model": SMALL, "tokenizer": {"vocabulary_size": 320}}
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
 Capture = pytest.CaptureFixture[str]
 
@@ -187,7 +188,7 @@ def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Pat
 
 
 def test_classification_from_scratch(tmp_path: Path) -> None:
-    settings = classify_settings(labelled(tmp_path), model=SMALL, tokenizer={"vocabulary_size": 320})
+    settings = classify_settings(labelled(tmp_path), **FROM_SCRATCH)
     run(tmp_path / "run", settings)
     classifier = load_classifier(tmp_path / "run")
     assert classifier.model.config.num_labels == 4
@@ -373,14 +374,33 @@ def test_a_label_that_no_symbol_can_have_is_named_with_its_tree_and_file(tmp_pat
         run(tmp_path / "run", settings)
 
 
-def test_labels_that_a_kept_vocabulary_alters_are_refused(pretrained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["target", "dev_target"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_labels_that_the_vocabulary_alters_are_refused(pretrained: Path, tmp_path: Path, side: str, kept: bool) -> None:
     files = labelled(tmp_path)
-    path = Path(files["target"][0])
+    path = Path(files[side][0])
     lines = path.read_text("utf-8").split("\n")
-    path.write_text("\n".join(["two  spaces", *lines[1:]]), encoding="utf-8")
-    message = r"spells the label “two  spaces” as “two spaces”: rename it .*, such as a number\.$"
+    path.write_text("\n".join([lines[0], "a  cat", *lines[2:]]), encoding="utf-8")
+    message = rf"^{re.escape(str(path))}:2: .* spells the label “a  cat” as “a cat”: rename it .*, such as a number\.$"
     with pytest.raises(TransduceError, match=message):
-        run(tmp_path / "run", classify_settings(files, start_from=str(pretrained)))
+        run(tmp_path / "run", classify_settings(files, **({"start_from": str(pretrained)} if kept else FROM_SCRATCH)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_that_differ_in_spaces_are_learnt_and_scored_apart_by_characters(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """A vocabulary of characters keeps all spaces. A label of a line that is left out does not matter."""
+    labels = {"sings": "a cat", "runs": " a  cat"}
+    texts = [chosen for n in range(100) for chosen in (f"it sings {n}", f"it runs {n}")]
+    for name, lines in (("source", ["", *texts]), ("target", ["\x00", *(labels[text.split()[1]] for text in texts)])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = {side: [str(tmp_path / side)] for side in ("source", "target")}
+    run(tmp_path / "run", classify_settings(files, model=SMALL, tokenizer={"kind": "character"}))
+    assert load_classifier(tmp_path / "run").labels == (" a  cat", "a cat")
+    arguments = ["classify", str(tmp_path / "run"), *files["source"], "--labels", *files["target"], "--json", "-"]
+    assert main([*arguments, *COMPUTING]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 99.0
 
 
 def test_a_batch_of_texts_is_described_by_its_labels(classifier_folder: Path) -> None:

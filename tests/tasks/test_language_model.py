@@ -179,3 +179,53 @@ def test_the_context_is_that_of_the_model_it_begins_with(
 def test_what_makes_no_sense_is_refused(text: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "m", settings=SETTINGS | {"data.source": [str(text)]} | settings, device="cpu", threads=1)
+
+
+def begin(text: Path, out: Path, **changed: Any) -> None:
+    few = {"training.steps": 2, "training.validate_every": 2}
+    train(out=out, source=text, settings=SETTINGS | few | changed, device="cpu", threads=1)
+
+
+def test_a_run_that_fails_before_its_first_step_can_be_begun_again_in_its_folder(text: Path, tmp_path: Path) -> None:
+    """What the text is too short for is known when the corpus is there; the folder holds no run then."""
+    new, there = tmp_path / "new", tmp_path / "there"
+    there.mkdir()
+    (there / "notes.txt").write_text("mine", "utf-8")
+    for folder in (new, there):
+        with pytest.raises(TransduceError, match=r"more pieces than `task\.context` \(4,000\)"):
+            begin(text, folder, **{"task.context": 4000})
+    assert not new.exists()
+    for folder in (new, there):
+        begin(text, folder)
+        assert load_generator(folder, device="cpu", threads=1).model.config.max_positions == 16
+    assert (there / "notes.txt").read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), RuntimeError("a fault of ours"), TransduceError("No room: make some.")], ids=repr
+)
+def test_what_is_no_fault_of_settings_or_text_leaves_a_run_that_can_be_resumed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error from (OSError("full") if isinstance(error, TransduceError) else None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.tasks.language_model.WindowPlan.largest", fail)
+        with pytest.raises(type(error)):
+            begin(text, tmp_path / "m")
+    result = train(out=tmp_path / "m", resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 2
+
+
+def test_after_the_first_step_a_mistake_removes_nothing(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise TransduceError("The loss rises: lower the rate.")
+
+    monkeypatch.setattr("transduce.training.loop.Trainer._stop_where_nothing_is_learnt", fail)
+    with pytest.raises(TransduceError, match="The loss rises"):
+        begin(text, tmp_path / "m")
+    assert read_stored(tmp_path / "m" / "settings.toml").task.context == 16

@@ -11,8 +11,8 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.model.fast import has_kernels, kernels_of_training
 from transduce.model.fused import training_kernels
+from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.resume import read_stored
-from transduce.tasks.run import SETTINGS_FILE
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from transduce.commands.options import check_folder
 from transduce.demo import STEPS, demo
 from transduce.errors import TransduceError
-from transduce.tasks.run import SETTINGS_FILE
+from transduce.tasks.new_run import SETTINGS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

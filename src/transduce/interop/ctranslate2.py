@@ -317,8 +317,19 @@ class CTranslate2LanguageModel:
 
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
         """What greedy search goes on with."""
+        written: list[list[int]] = [[] for _ in sources]
+        # Beside a prompt without pieces, CTranslate2 4.8.5 gives the others back with what it goes on with.
+        for has_pieces in (True, False):
+            numbers = [number for number, row in enumerate(sources) if bool(row) == has_pieces]
+            found = self._go_on([sources[number] for number in numbers], most_pieces)
+            for number, ids in zip(numbers, found, strict=True):
+                written[number] = ids
+        return written
+
+    def _go_on(self, prompts: Ids, most_pieces: int) -> list[list[int]]:
+        """The same of prompts that all have pieces, or none."""
         found = self._generator.generate_batch(
-            [[self._start, *self._tokens_of(row)] for row in sources],
+            [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,
             max_length=most_pieces,
             include_prompt_in_result=False,

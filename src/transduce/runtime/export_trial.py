@@ -63,8 +63,8 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
         return Trial(texts, origin, rows, types, pieces, 0)
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":
-        # The beginning of each text, with room for what comes after it.
-        rows = [ids[: min(len(ids) // 2, original.longest // 2)] for ids in encoded]
+        # The beginning of each text, with room for what comes after it; of a text without pieces there is none.
+        rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_MORE_PIECES, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], pieces, most)
     longest = original.longest - 1

@@ -38,8 +38,10 @@ from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import read_pairs
+from transduce.text.filters import PairFilter
 from transduce.text.marks import MARKS, marks_of
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
 from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
@@ -131,20 +133,14 @@ class Classification(TextKind):
         return msgspec.structs.replace(pairs_of_files(data), filters=filters)
 
     def prepare(self, asked: Preparation) -> TaskCorpus:
-        """As every text; a vocabulary that is there already must be able to spell the labels."""
+        """As every text; the vocabulary must be able to spell the labels."""
+        text = self.text(asked.settings.data)
         if asked.tokenizer is not None:
-            vocabulary = asked.tokenizer.target
-            for label in sorted({pair.target for pair in read_pairs(self.text(asked.settings.data).files)}):
-                spelt = vocabulary.decode(vocabulary.encode(label))
-                if spelt != label:
-                    lower = label.lower()
-                    stays = lower == vocabulary.decode(vocabulary.encode(lower))
-                    raise TransduceError(
-                        f"The vocabulary of {asked.settings.start_from} spells the label “{label}” as “{spelt}”: "
-                        "rename it to something that stays as it is, such as "
-                        f"{f'“{lower}” or ' if stays else ''}a number."
-                    )
-        return super().prepare(asked)
+            _check_labels(text, asked.tokenizer.target, f"that of {asked.settings.start_from}")
+        corpus = super().prepare(asked)
+        if asked.tokenizer is None:
+            _check_labels(text, corpus.tokenizer.target, "the one that was learnt")
+        return corpus
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """The preset's, as BERT has them."""
@@ -262,6 +258,35 @@ class Classification(TextKind):
             f"    transduce classify THIS_FOLDER < texts.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
             f"{score}All settings stand in `settings.toml`.\n"
         )
+
+
+def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
+    """Refuses labels that pieces do not spell as they are written: two of them could become one.
+
+    Args:
+        text: training and dev set.
+        vocabulary: of the labels.
+        which: names it.
+
+    Raises:
+        TransduceError: a label is spelt otherwise.
+    """
+    kept, checked = PairFilter(text.filters), set[str]()
+    for files in filter(None, (text.files, text.dev)):
+        targets = dict(zip(files.source, files.target, strict=False))  # none where files hold both
+        for pair in read_pairs(files):
+            label = pair.target
+            if label in checked or kept.text_reason(pair.source, label) is not None:
+                continue
+            checked.add(label)
+            spelt, lower = vocabulary.decode(vocabulary.encode(label)), label.lower()
+            if spelt != label:
+                stays = lower == vocabulary.decode(vocabulary.encode(lower))
+                raise TransduceError(
+                    f"{targets.get(pair.path, pair.path)}:{pair.line}: A vocabulary must spell labels as they are "
+                    f"written, but {which} spells the label “{label}” as “{spelt}”: rename it to something that stays "
+                    f"as it is, such as {f'“{lower}” or ' if stays else ''}a number."
+                )
 
 
 def _length(resolved: ResolvedSettings) -> int:

@@ -1,6 +1,5 @@
 """A training run from text files to a model folder: the one place where all parts meet."""
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
-from transduce.runtime.folder import WEIGHTS, write_model_folder
+from transduce.runtime.folder import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.beginning import (
     build_beginning,
@@ -29,6 +28,7 @@ from transduce.tasks.beginning import (
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
+from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite
 from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import (
     Account,
@@ -58,8 +58,6 @@ from transduce.training.lora import count_parameters
 from transduce.training.processes import explaining_lost_processes, join_processes
 from transduce.training.surroundings import Surroundings
 
-SETTINGS_FILE = "settings.toml"
-
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
@@ -86,6 +84,7 @@ class Run:
         self.processes = join_processes(self.machine.device)
         self.machine = share_of_machine(self.machine, self.processes, threads_said=request.threads is not None)
         self.was_trained = False  # whether a checkpoint will be gone on from
+        self.begun: NewRun | None = None  # by this process, and not taken up
         self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
@@ -261,7 +260,7 @@ def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSetting
         held.enter_context(sole_run(request.out))
         resolved, corpus = run.resume()
     else:
-        _refuse_to_overwrite(request, has_run)
+        refuse_to_overwrite(request.out, resume=request.resume)
         resolved, corpus = _start_in_folder(run, request.out)
         held.enter_context(sole_run(request.out))
     run.processes.wait()
@@ -270,7 +269,7 @@ def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSetting
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
     """Does what comes before the first step: the folder is then one of a run in which nothing was saved yet."""
-    _refuse_to_overwrite(request, (request.out / SETTINGS_FILE).exists())
+    refuse_to_overwrite(request.out, resume=request.resume)
     resolved, _ = _start_in_folder(Run(request), request.out)
     return resolved
 
@@ -288,29 +287,32 @@ def _dry_run(run: Run, *, going_on: bool) -> None:
 
 def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
     """Starts a run; a folder that was not there before does not stay where that fails."""
-    was_there = folder.exists()
+    new = NewRun(folder)
     try:
         resolved, corpus = run.start(folder)
         write_settings(folder, resolved)
     except BaseException:
-        if not was_there:
-            shutil.rmtree(folder, ignore_errors=True)
+        new.undo()
         raise
+    run.begun = new
     return resolved, corpus
 
 
-def _refuse_to_overwrite(request: RunRequest, has_run: bool) -> None:
-    if has_run and not request.resume:
-        raise TransduceError(
-            f"{request.out} holds a run already: go on with --resume, or name another folder with --out."
-        )
-    if not has_run and (request.out / WEIGHTS).exists():
-        raise TransduceError(
-            f"{request.out} holds a model, which training would replace, but no run: name another folder with --out."
-        )
-
-
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
+    """Takes all steps. Settings or data that allow of none leave no run behind that was not there before."""
+    trainer = None
+    try:
+        trainer = _make_trainer(run, resolved, corpus)
+        with training_with(kernels_of_training(resolved.training.kernels)):
+            return trainer.run()
+    except TransduceError as error:
+        if run.begun is not None and (trainer is None or not trainer.step) and not is_of_the_disk(error):
+            run.begun.undo()
+        raise
+
+
+def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
+    """Everything that steps need, after the newest checkpoint or before the first step."""
     training, place = resolved.training, _place(run)
     torch.manual_seed(training.seed)
     model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=run.kind.fresh_parameters)
@@ -353,8 +355,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     learning, whole = count_parameters(model)
     beside = f" beside a model of {whole:,}" if learning < whole else ""
     run.display.say(f"Training {learning:,} parameters{beside} on {run.kind.describe_size(corpus)}.")
-    with training_with(kernels_of_training(training.kernels)):
-        return trainer.run()
+    return trainer
 
 
 def _place(run: Run) -> Place:

@@ -1,0 +1,46 @@
+"""The folder of a run that begins: where nothing is learnt, it is left as if there had been no run."""
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from transduce.errors import TransduceError
+from transduce.runtime.folder import WEIGHTS
+
+SETTINGS_FILE = "settings.toml"
+
+
+def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
+    """Before a run begins: a folder that holds another one, or a model, is left alone.
+
+    Raises:
+        TransduceError: it does, and a run is not to be gone on with.
+    """
+    has_run = (folder / SETTINGS_FILE).exists()
+    if has_run and not resume:
+        raise TransduceError(f"{folder} holds a run already: go on with --resume, or name another folder with --out.")
+    if not has_run and (folder / WEIGHTS).exists():
+        raise TransduceError(
+            f"{folder} holds a model, which training would replace, but no run: name another folder with --out."
+        )
+
+
+class NewRun:
+    """What a folder is before a run begins in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._settings = folder, folder / SETTINGS_FILE
+        self._was_there, self._had_run = folder.exists(), self._settings.exists()
+
+    def undo(self) -> None:
+        """Removes a folder that was not there before; one that was holds no run afterwards, and all that it held."""
+        if not self._was_there:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        elif not self._had_run:
+            self._settings.unlink(missing_ok=True)
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether a file could not be read or written, which is no fault of the settings or the data."""
+    return isinstance(error.__cause__, OSError | SafetensorError)
