@@ -299,16 +299,15 @@ def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, RunCorpu
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Takes all steps. Settings or data that allow of none leave no run behind that was not there before."""
-    trainer = None
+    """Takes all steps. Settings or data of which nothing can be made leave no run behind that was not there before."""
     try:
         trainer = _make_trainer(run, resolved, corpus)
-        with training_with(kernels_of_training(resolved.training.kernels)):
-            return trainer.run()
     except TransduceError as error:
-        if run.begun is not None and (trainer is None or not trainer.step) and not is_of_the_disk(error):
+        if run.begun is not None and not is_of_the_disk(error):
             run.begun.undo()
         raise
+    with training_with(kernels_of_training(resolved.training.kernels)):
+        return trainer.run()
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
