@@ -133,16 +133,33 @@ def test_processes_share_the_rows_of_a_batch() -> None:
     assert (idle.target_tokens, len(idle.follows), len(idle.indices)) == (0, 0, 0)
 
 
-def test_a_long_sentence_is_trimmed_and_a_single_one_has_a_second_stretch() -> None:
-    lengths = [50, 50, 50, 50, 50]
-    ids = [id for n in range(5) for id in (*range(FIRST + 100 * n, FIRST + 100 * n + 50), EOS)]
-    store = SentenceStore(np.array(ids, np.uint16), np.concatenate(([0], np.cumsum([n + 1 for n in lengths]))))
-    for batch in all_batches(epochs=4, store=store):
+def text_of(lengths: list[int]) -> SentenceStore:
+    """One document of such sentences, its pieces numbered from FIRST on."""
+    ends = np.cumsum(lengths)
+    ids = np.insert(np.arange(FIRST, FIRST + ends[-1]), ends, EOS).astype(np.uint16)
+    return SentenceStore(ids, np.concatenate(([0], ends + np.arange(1, len(lengths) + 1))))
+
+
+@pytest.mark.parametrize("lengths", [[200, 90, 131, 64], [1_000]])
+def test_an_epoch_reads_all_of_sentences_that_are_longer_than_a_row(lengths: list[int]) -> None:
+    made = plan(store=text_of(lengths), next_sentence=False, length=33)
+    for epoch in range(3):
+        rows = [row[0] for n in range(len(made)) for row in stretches_of_one(made.batch(epoch, n))]
+        assert all(b == a + 1 for row in rows for a, b in pairwise(row))
+        read = sorted(id for row in rows for id in row)
+        # An epoch that begins within a row has one more, and leaves one out.
+        assert len(read) == len(set(read)) >= sum(lengths) - (33 - 2 if epoch else 0)
+
+
+def test_all_of_long_sentences_is_read_in_pairs_and_labels_are_right() -> None:
+    read: set[int] = set()
+    for batch in all_batches(epochs=12, store=text_of([200, 5, 90, 131, 3, 4, 64])):
+        assert batch.source.shape[1] <= 33
         for (one, two), follows in zip(stretches(batch), batch.follows.tolist(), strict=True):
-            assert len(one) == len(two) == 15
-            assert (one[-1] - FIRST) % 100 == 49
-            assert (two[0] - FIRST) % 100 == 0
-            assert bool(follows) == ((two[0] - one[-1]) == 51)
+            assert all(b == a + 1 for part in (one, two) for a, b in pairwise(part))
+            assert bool(follows) == (two[0] == one[-1] + 1)
+            read.update(one, two)
+    assert read == set(range(FIRST, FIRST + 200 + 5 + 90 + 131 + 3 + 4 + 64))
 
 
 def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
@@ -153,7 +170,7 @@ def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
 
 def test_a_text_without_another_place_is_refused() -> None:
     store = SentenceStore(np.array([10, EOS, 11, EOS], np.uint16), np.array([0, 2, 4]))
-    with pytest.raises(TransduceError, match=r"four sentences at least, but has 2"):
+    with pytest.raises(TransduceError, match=r"four sentences at least, .*, but this one has 2 of 2 pieces"):
         plan(store=store)
 
 

@@ -177,7 +177,7 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
         "TransduceError: Memory ran out with the largest batch of the corpus: lower `training.batch_tokens` (100000), "
         "or raise `training.accumulate` (1)"
     ) in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:

@@ -138,7 +138,7 @@ def labelled(folder: Path) -> dict[str, list[str]]:
 
 
 def classify_settings(files: dict[str, list[str]], **more: Any) -> dict[str, Any]:
-    training = TRAINING | {"steps": 60, "validate_every": 60, "learning_rate": 0.005}
+    training = TRAINING | {"steps": 100, "validate_every": 100, "learning_rate": 0.005}
     return {"task": {"kind": "classification"}, "data": files, "training": training} | more
 
 
@@ -470,6 +470,18 @@ def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
     tree = parser("the cat sleeps .").tree
     assert tree is not None
     assert {leaf.label for leaf in tree.leaves()} == {"XX"}
+
+
+def test_a_text_of_too_few_sentences_is_refused_with_their_number(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("One.\nTwo.\nThree.\nFour.\nFive.\n", encoding="utf-8")
+    settings = {
+        "task": {"kind": "masked-language-model"},
+        "data": {"source": [str(tmp_path / "text")]},
+        "tokenizer": {"vocabulary_size": 300},
+        "model": SMALL,
+    }
+    with pytest.raises(TransduceError, match=r"8 sentences at least, .*, but this one has 5: .* \(`--dev-source`\)"):
+        run(tmp_path / "run", settings)
 
 
 def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: Path) -> None:

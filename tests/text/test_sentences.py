@@ -1,5 +1,6 @@
 """Hard-wrapped lines are joined and sentences split, so that "the next sentence" is one."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         ),
         ("Well... it was. …And then?", ["Well... it was.", "…And then?"]),
         ("他来了。她走了！“真的？”对。", ["他来了。", "她走了！", "“真的？”", "对。"]),
+        ("वह घर गया। वह सो गया।क्यों? “हाँ।” ठीक है", ["वह घर गया।", "वह सो गया।", "क्यों?", "“हाँ।”", "ठीक है"]),
+        ("मंगल भवन अमंगल हारी॥१॥ राम सिया राम॥ २ ॥ जय", ["मंगल भवन अमंगल हारी॥१॥", "राम सिया राम॥ २ ॥", "जय"]),
+        ("من أنت؟ أنا هنا. حقا؟! نعم", ["من أنت؟", "أنا هنا.", "حقا؟!", "نعم"]),
+        ("وہ ایم۔اے ہے۔ وہ سو گیا۔", ["وہ ایم۔اے ہے۔", "وہ سو گیا۔"]),
+        ("Նա եկավ։ Նա գնաց։", ["Նա եկավ։", "Նա գնաց։"]),
+        ("ቤት ሄደ።ተኛ፧ አዎ።", ["ቤት ሄደ።", "ተኛ፧", "አዎ።"]),
+        ("មាន ក ខ ។ល។ គាត់ទៅ៕", ["មាន ក ខ ។ល។", "គាត់ទៅ៕"]),
+        ("သူလာသည်။သူသွားသည်။", ["သူလာသည်။", "သူသွားသည်။"]),
+        ("値は３．５です．終わり｡はい", ["値は３．５です．", "終わり｡", "はい"]),
         ("no end", ["no end"]),
     ],
 )
@@ -73,6 +83,52 @@ def test_only_what_was_wrapped_by_width_is_taken_for_it() -> None:
     )
     assert not is_hard_wrapped(["x" * 200, "y" * 200, "z" * 200])
     assert not is_hard_wrapped(["one line"])
+
+
+WORDS = ["pocket", "garden", "silver", "winter", "castle", "yellow", "marble", "orange", "hunter", "copper", "temple"]
+LISTS = {
+    "titles": [f"Wireless {one.title()} Headphones with {two.title()} Case" for one in WORDS for two in WORDS],
+    "names": [f"{one.title()} {initial}. {two.title()}" for one in WORDS for initial in "JM" for two in WORDS],
+    "words": [one + two for one in WORDS for two in WORDS],
+    "numbers": [str(7**number)[:9] for number in range(9, 400)],
+    "log": [f"[12:04:{n:02}] Worker {one} failed. Reason: no {one}. Job stopped" for n in range(60) for one in WORDS],
+    "addresses": [f"https://example.com/{one}/{two}?page=1" for one in WORDS for two in WORDS],
+    "Chinese names": [one + two + three for one in "王李张刘" for two in "小大明国" for three in "华英军平"],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_lines_of_a_list_stay_apart_however_even_they_are(name: str, tmp_path: Path) -> None:
+    assert not is_hard_wrapped(LISTS[name])
+    (tmp_path / "list").write_text("\n".join(LISTS[name]), "utf-8", newline="\n")
+    (document,) = read_documents(tmp_path / "list")
+    assert len(document) >= len(LISTS[name])
+
+
+HINDI = "यह एक लंबा वाक्य है जो कई शब्दों से बना है और आगे बढ़ता रहता है। फिर दूसरा आता है। "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The men who had come so early were not the men he knew. Nobody spoke to him of it, or of them. ",
+        "the men who had come so early were not the men he knew. nobody spoke to him of it, or of them. ",
+        "Die Männer, die so früh gekommen waren, kannte der Wirt nicht. Niemand sprach mit ihm von der Sache. ",
+        HINDI,
+    ],
+)
+def test_wrapped_prose_is_seen_in_lower_case_and_in_other_languages(text: str) -> None:
+    assert is_hard_wrapped(textwrap.wrap(text * 20, 60))
+
+
+def test_lines_that_end_far_from_the_width_are_not_joined(tmp_path: Path) -> None:
+    contents = ["CONTENTS", "", "Chapter 1: The Wine-shop", "Chapter 2: The Mail", "Chapter 3: Night Shadows", ""]
+    path = tmp_path / "book.txt"
+    prose = "The men who had come so early were not the men he knew. Nobody spoke to him of it, or of them. "
+    path.write_text("\n".join([*contents, *textwrap.wrap(prose * 10, 60)]), encoding="utf-8")
+    (document,) = read_documents(path)
+    assert document[:4] == ["CONTENTS", *contents[2:5]]
+    assert " ".join(document[4:]) == (prose * 10).strip()
 
 
 CHINESE = [

@@ -27,6 +27,24 @@ def test_sentences_are_gathered_as_far_as_they_fit() -> None:
     assert cut("我爱你。你爱我吗？是的。", 9, gathers=True) == ["我爱你。你爱我吗？", "是的。"]
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["वह घर गया।", "वह सो गया॥", "क्यों?"],
+        ["من أنت؟", "أنا لست هنا."],
+        ["یہ گھر ہے۔", "وہ سو گیا۔"],
+        ["Նա եկավ։", "Նա գնաց։"],
+        ["ቤት ሄደ።", "ተኛ፧", "አዎ።"],
+        ["គាត់មក។", "គាត់ទៅ៕"],
+        ["သူလာသည်။", "သူသွားသည်။"],
+        ["値は３．５です．", "終わり｡"],
+    ],
+)
+def test_sentences_of_other_scripts_stay_apart(sentences: list[str]) -> None:
+    text = " ".join(sentences)
+    assert cut(text, len(text) - 1) == sentences
+
+
 def test_a_full_stop_within_a_number_ends_nothing() -> None:
     assert cut("It costs 3.50 or so. Buy it.", 21) == ["It costs 3.50 or so.", "Buy it."]
 

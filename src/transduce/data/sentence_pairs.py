@@ -7,7 +7,6 @@ Legend: B rows, L pieces of a row, N sentences of the text.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -43,11 +42,15 @@ class SentenceStore(NamedTuple):
         """(N,) pieces of each sentence's own."""
         return np.diff(self.offsets) - (self.before + self.after)
 
+    @property
+    def begins(self) -> Ids:
+        """(N,) where each sentence's own pieces begin."""
+        return self.offsets[:-1] + self.before
+
     def read(self, start: int, stop: int) -> Ids:
         """The own pieces of sentences from start to stop."""
-        ends = self.offsets[start : stop + 1]
-        parts = [self.ids[a + self.before : b - self.after] for a, b in pairwise(ends)]
-        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        part = self.part(start, stop)
+        return _joined(self.ids, part.begins, part.lengths)
 
     def part(self, start: int, stop: int) -> "SentenceStore":
         """The sentences from start to stop as a text of their own."""
@@ -84,8 +87,68 @@ class _Row(NamedTuple):
     follows: bool
 
 
+def _joined(ids: NDArray[np.unsignedinteger], begins: Ids, lengths: Ids) -> Ids:
+    parts = [ids[begin : begin + length] for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+
+class _Sentences(NamedTuple):
+    """A text's sentences as an epoch reads them: a long one is several."""
+
+    ids: NDArray[np.unsignedinteger]
+    begins: Ids
+    """Where each one's pieces begin in the text's, (N,)."""
+    lengths: Ids
+    """How many they are; an empty sentence ends a document."""
+    places: Ids
+    """Where they begin, counted in pieces of sentences alone."""
+    filled: Ids
+    """Which ones are not empty."""
+
+    def read(self, start: int, stop: int) -> Ids:
+        """The pieces of sentences from start to stop."""
+        return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
+
+    def split(self, start: int, stop: int, draw: float) -> tuple[int, int]:
+        """Where the second stretch begins and ends. A single sentence is followed by the next one, if there is any."""
+        if stop - start > 1:
+            return start + 1 + int(draw * (stop - start - 1)), stop
+        follows = stop < len(self.lengths) and self.lengths[stop] > 0
+        return stop, stop + int(follows)
+
+    def elsewhere(self, start: int, stop: int, count: int, draw: float) -> tuple[int, int]:
+        """As many sentences of another place of the text, as far as its document goes."""
+        before, after = np.searchsorted(self.filled, (start, stop))
+        others = len(self.filled) - (after - before)
+        if not others:
+            return start, start
+        drawn = int(draw * others)
+        first = int(self.filled[drawn if drawn < before else drawn + after - before])
+        last = first + 1
+        while last < min(first + count, len(self.lengths)) and self.lengths[last] > 0 and last != start:
+            last += 1
+        return first, last
+
+
+class _Epoch(NamedTuple):
+    number: int
+    sentences: _Sentences
+    first: Ids
+    """The sentence that each row begins with."""
+    stop: Ids
+    """The sentence that it ends before."""
+    order: Ids
+    """The rows in the order in which they are read."""
+
+
 class SentencePairPlan:
-    """All batches of all epochs, each reachable at once. An epoch reads the text once, beginning somewhere else."""
+    """All batches of all epochs, each reachable at once.
+
+    An epoch goes through the text once, and cuts it into rows at other places than the last one. A sentence that is
+    longer than a row is cut where rows end, and in the middle of those of two stretches, so that all of it is read.
+    What is left out is the surplus of a row whose last sentence is too long for it, and what a stretch from elsewhere
+    stands in for: other pieces in each epoch.
+    """
 
     def __init__(
         self,
@@ -105,21 +168,22 @@ class SentencePairPlan:
             share: (r, n): every n-th row of a batch, from the r-th on.
 
         Raises:
-            TransduceError: there are fewer than four sentences, so that no stretch could stand somewhere else.
+            TransduceError: there are fewer than four sentences, so that no stretch could stand somewhere else. The
+                parts of a long one count.
         """
         self._text, self._marks, self._settings, self._ordinary, self._share = text, marks, settings, ordinary, share
         self._lengths = text.lengths
-        self._filled = np.flatnonzero(self._lengths > 0)
-        if len(self._filled) < 4:
+        self._before = np.cumsum(self._lengths) - self._lengths
+        sentences = self._sentences(0)
+        if len(sentences.filled) < 4:
             raise TransduceError(
-                "Pretraining needs running text of four sentences at least, but has "
-                f"{len(self._filled)}: give more text."
+                "A text to pretrain or to validate on needs four sentences at least, long ones counted as several, but "
+                f"this one has {int((self._lengths > 0).sum())} of {int(self._lengths.sum())} pieces in all: give more "
+                "text."
             )
-        # The offset decides where stretches are cut, and so how many there are; the fewest of all is what an epoch has.
-        self._documents = np.cumsum(self._lengths == 0)
-        self._before = np.concatenate(([0], np.cumsum(self._lengths)))[:-1]
-        self.rows = len(self._cut(0)[0])
-        self._epoch: tuple[int, tuple[Ids, Ids], Ids] | None = None
+        # The offset decides where stretches are cut, and so how many there are; every epoch has as many as the first.
+        self.rows = len(self._cut(sentences)[0])
+        self._epoch: _Epoch | None = None
 
     @property
     def _room(self) -> int:
@@ -133,13 +197,13 @@ class SentencePairPlan:
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """The batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
         seed, size = self._settings.seed, self._settings.rows
-        (first, stop), order = self._laid_out(epoch)
-        chosen = order[position * size : (position + 1) * size]
+        laid_out = self._laid_out(epoch)
+        chosen = laid_out.order[position * size : (position + 1) * size]
         draws = draw_uniform((3, len(chosen)), seed, _STRETCHES, epoch, position)
         hiding = draw_uniform((3, len(chosen), self._settings.length), seed, _MASKING, epoch, position)
         own = np.arange(len(chosen))[self._share[0] :: self._share[1]]
         shown = own if len(own) else np.zeros(1, np.int64)
-        rows = [self._row(int(first[chosen[n]]), int(stop[chosen[n]]), draws[:, n]) for n in shown]
+        rows = [self._row(laid_out, int(chosen[n]), draws[:, n]) for n in shown]
         return self._assemble(rows, hiding[:, shown], chosen[own])
 
     def largest(self) -> SentencePairBatch:
@@ -152,57 +216,54 @@ class SentencePairPlan:
             ids, labels, np.full(size[0], -1), ids.size, int((labels != pad).sum()), np.zeros_like(ids), follows
         )
 
-    def _laid_out(self, epoch: int) -> tuple[tuple[Ids, Ids], Ids]:
-        """Where the stretches of an epoch's rows begin and end, and the order of the rows."""
-        if self._epoch is None or self._epoch[0] != epoch:
+    def _laid_out(self, number: int) -> _Epoch:
+        """An epoch's sentences and rows."""
+        if self._epoch is None or self._epoch.number != number:
             seed = self._settings.seed
-            offset = int(permutation(self._room, seed, _OFFSET, epoch)[0]) if epoch else 0
-            cut = self._cut(offset)
-            order = permutation(len(cut[0]), seed, _ROW_ORDER, epoch)
+            offset = int(permutation(self._room, seed, _OFFSET, number)[0]) if number else 0
+            sentences = self._sentences(offset)
+            first, stop = self._cut(sentences)
+            order = permutation(len(first), seed, _ROW_ORDER, number)
             # Every epoch has as many rows as the first: a few are left out or come twice.
-            self._epoch = epoch, cut, np.resize(order, self.rows)
-        return self._epoch[1:]
+            self._epoch = _Epoch(number, sentences, first, stop, np.resize(order, self.rows))
+        return self._epoch
 
-    def _cut(self, offset: int) -> tuple[Ids, Ids]:
+    def _sentences(self, offset: int) -> _Sentences:
+        """The text's sentences, the long ones cut where a row's stretches end if they fill it evenly."""
+        stretches, room = 1 + self._settings.next_sentence, self._room
+        begin = self._before + offset
+        is_long = self._lengths > room
+        of_first, of_last = (place * stretches // room for place in (begin, begin + self._lengths - 1))
+        times = np.where(is_long, of_last - of_first, 0) + 1
+        owner = np.repeat(np.arange(len(times)), times)
+        part = np.arange(len(owner)) - (np.cumsum(times) - times)[owner]
+        # The k-th stretch begins at ⌈k · room / stretches⌉.
+        places = np.where(part > 0, -(-(of_first[owner] + part) * room // stretches), begin[owner])
+        lengths = np.diff(places, append=offset + self._lengths.sum())
+        begins = self._text.begins[owner] + places - begin[owner]
+        return _Sentences(self._text.ids, begins, lengths, places, np.flatnonzero(lengths > 0))
+
+    def _cut(self, sentences: _Sentences) -> tuple[Ids, Ids]:
         """Runs of sentences (start, stop) of about a row's length, none across documents."""
-        filled = self._filled
-        place = (self._before[filled] + offset) // self._room
+        filled = sentences.filled
+        row, document = sentences.places[filled] // self._room, np.cumsum(sentences.lengths == 0)[filled]
         is_new = np.ones(len(filled), bool)
-        is_new[1:] = (np.diff(place) > 0) | (np.diff(self._documents[filled]) > 0)
+        is_new[1:] = (np.diff(row) > 0) | (np.diff(document) > 0)
         starts = np.flatnonzero(is_new)
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
-    def _row(self, start: int, stop: int, draw: NDArray[np.float64]) -> _Row:
-        """One row of the sentences from start to stop."""
+    def _row(self, epoch: _Epoch, number: int, draw: NDArray[np.float64]) -> _Row:
+        """A row of an epoch."""
+        text, start, stop = epoch.sentences, int(epoch.first[number]), int(epoch.stop[number])
         if not self._settings.next_sentence:
-            ids = self._framed([self._text.read(start, stop)[: self._room]])
+            ids = self._framed([text.read(start, stop)[: self._room]])
             return _Row(ids, np.zeros_like(ids), follows=True)
-        middle, stop = self._split(start, stop, draw[0])
+        middle, stop = text.split(start, stop, draw[0])
         follows = bool(draw[1] < 0.5) and stop > middle
-        second = (middle, stop) if follows else self._elsewhere(start, stop, max(1, stop - middle), draw[2])
-        one, two = self._trimmed(self._text.read(start, middle), self._text.read(*second))
+        second = (middle, stop) if follows else text.elsewhere(start, stop, max(1, stop - middle), draw[2])
+        one, two = self._trimmed(text.read(start, middle), text.read(*second))
         types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
         return _Row(self._framed([one, two]), types, follows)
-
-    def _split(self, start: int, stop: int, draw: float) -> tuple[int, int]:
-        """Where the second stretch begins and ends. A single sentence is followed by the next one, if there is any."""
-        if stop - start > 1:
-            return start + 1 + int(draw * (stop - start - 1)), stop
-        follows = stop < len(self._lengths) and self._lengths[stop] > 0
-        return stop, stop + int(follows)
-
-    def _elsewhere(self, start: int, stop: int, count: int, draw: float) -> tuple[int, int]:
-        """As many sentences of another place of the text, as far as its document goes."""
-        before, after = np.searchsorted(self._filled, (start, stop))
-        others = len(self._filled) - (after - before)
-        if not others:
-            return start, start
-        drawn = int(draw * others)
-        first = int(self._filled[drawn if drawn < before else drawn + after - before])
-        last = first + 1
-        while last < min(first + count, len(self._lengths)) and self._lengths[last] > 0 and last != start:
-            last += 1
-        return first, last
 
     def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
         """Both stretches in the room that there is: the end of the first, the beginning of the second."""

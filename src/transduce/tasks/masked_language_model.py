@@ -64,7 +64,7 @@ _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
 # Where there is no dev set, the end of the text is one: this share of its sentences, up to a number.
 _DEV_SHARE = 0.02
 _MOST_DEV_SENTENCES = 2_000
-_LEAST_DEV_SENTENCES = 4
+_LEAST_SENTENCES = 4
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
@@ -352,13 +352,22 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Training and dev text: two files, or the beginning and the end of one."""
+    """Training and dev text: two files, or the beginning and the end of one.
+
+    Raises:
+        TransduceError: one file has too few sentences for both.
+    """
     text = read_store(corpus.prepared, corpus.tokenizer, "target")
     if corpus.dev is not None:
         return text, read_store(corpus.dev, corpus.tokenizer, "target")
     filled = np.flatnonzero(text.lengths > 0)  # the other lines end documents
-    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_DEV_SENTENCES, int(len(filled) * _DEV_SHARE)))
-    cut = int(filled[-dev]) if len(filled) > dev else 0
+    if len(filled) < 2 * _LEAST_SENTENCES:
+        raise TransduceError(
+            f"Pretraining needs running text of {2 * _LEAST_SENTENCES} sentences at least, half of them to validate "
+            f"on, but this one has {len(filled)}: give more text, or other text to validate on (`--dev-source`)."
+        )
+    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_SENTENCES, int(len(filled) * _DEV_SHARE)))
+    cut = int(filled[-dev])
     return text.part(0, cut), text.part(cut, len(text.offsets) - 1)
 
 

@@ -1,8 +1,8 @@
 """Running text → documents of sentences: hard-wrapped lines are joined, then sentences are split.
 
 A document is a list of sentences in their order. In a hard-wrapped file (a book) a line ends where the next word would
-not have fitted, an empty line ends a paragraph, and the file is one document. In any other file a line is a
-paragraph, and an empty line ends a document.
+not have fitted, sentences end anywhere in it, an empty line ends a paragraph, and the file is one document. In any
+other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
@@ -12,16 +12,20 @@ from pathlib import Path
 
 from transduce.text.files import read_lines
 from transduce.text.languages import stands_without_spaces
+from transduce.text.sentence_ends import CALLS, STOPS, UNSPACED
 
 # What is looked at to tell how a file is written.
 _LOOKED_AT = 2_000
 # Books are wrapped at 60 to 80 characters.
 _WIDEST = 120
 _FULL_SHARE = 0.8
+# Wrapped prose has a sentence's end within a line every few lines, and most lines that go on with a sentence begin with
+# a small letter, if the script has any; titles, names and words have no ends, and the lines of a log begin with digits.
+_LEAST_ENDS, _MOST_LARGE = 0.05, 0.75
+# What leaves so much of the width empty was not wrapped: a heading, a verse.
+_SHORT_SHARE = 0.6
 # Ends of sentences: the mark, with the quotes and brackets that close after it.
-_END = re.compile(r"(?:[.!?…]+[”’\"'»)\]]*(?=\s)|[。！？]+[」』”’）]*)")
-# Without a space before the next sentence, as Chinese and Japanese are written.
-_WIDE = "。！？"
+_END = re.compile(rf"(?P<spaced>[{STOPS}{CALLS}]+[”’\"'»)\]]*(?=\s))|{UNSPACED}+[」』”’）»)\]]*(?:[\"'](?=\s))?")
 # A sentence begins with a capital, a digit, or what opens a quotation.
 _LOWER_CASE = re.compile(r"\s+[\"“‘'«(\[—–-]*[a-zà-öø-ÿ]")
 _ABBREVIATION = re.compile(
@@ -29,6 +33,7 @@ _ABBREVIATION = re.compile(
     r"vols?|chap|ch|nos?|figs?|eqs?|pp?|cf|eds?|al|vs|viz|etc|e\.g|i\.e|inc|ltd|co|corp|dept|univ|approx|ca|mt|ft",
     re.IGNORECASE,
 )
+_OPENING = "\"“‘'«([—–-_"
 _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
@@ -42,7 +47,8 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
     first = list(islice(lines, _LOOKED_AT))
     rest = _chain(first, lines)
     if is_hard_wrapped(first):
-        sentences = [sentence for paragraph in join_lines(rest) for sentence in split_sentences(paragraph)]
+        paragraphs = join_lines(rest, _width(_followed(first)))
+        sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
         yield from [sentences] if sentences else []
     else:
         yield from _documents_of_lines(rest)
@@ -52,7 +58,8 @@ def sentences_of(text: str) -> list[str]:
     """The sentences of one document, whose lines may be hard-wrapped."""
     lines = text.split("\n")
     if is_hard_wrapped(lines):
-        return [sentence for paragraph in join_lines(lines) for sentence in split_sentences(paragraph)]
+        paragraphs = join_lines(lines, _width(_followed(lines)))
+        return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
     return [sentence for document in _documents_of_lines(lines) for sentence in document]
 
 
@@ -74,16 +81,40 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Whether lines end where the next word would not have fitted: the mark of text that was wrapped by width."""
-    followed = [
-        (len(line.rstrip()), _first_word(after)) for line, after in pairwise(lines) if line.strip() and after.strip()
-    ]
+    """Whether text was wrapped by width: lines end where the next word would not have fitted, sentences within lines.
+
+    The second is what tells prose from a list, whose lines may well be about as long.
+    """
+    followed = _followed(lines)
     if len(followed) < 2:
         return False
-    # Typesetters let lines be somewhat longer or shorter, so the width is what most lines keep within.
-    width = sorted(length for length, _ in followed)[(len(followed) - 1) * 3 // 4]
-    full = sum(length + 1 + word > width for length, word in followed)
-    return width <= _WIDEST and full >= _FULL_SHARE * len(followed)
+    width = _width(followed)
+    full = sum(len(line) + 1 + _first_word(after) > width for line, after in followed)
+    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _runs_on(followed)
+
+
+def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """The lines that another one follows, with that one."""
+    return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
+
+
+def _width(followed: Sequence[tuple[str, str]]) -> int:
+    """Typesetters let lines be somewhat longer or shorter, so the width is what most lines keep within."""
+    return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
+
+
+def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
+    """Whether sentences go on from line to line: they end within lines, more often than with them."""
+    within = at_end = large = 0
+    for line, after in followed:
+        ends = list(_find_ends(f"{line} ", before_small=True))
+        ended = bool(ends) and ends[-1] == len(line)
+        within += len(ends) - ended
+        at_end += ended
+        first = after.lstrip(_OPENING)[:1]
+        large += not ended and (first.isupper() or first.isdigit())
+    is_prose = within > max(at_end, _LEAST_ENDS * len(followed))
+    return is_prose and large <= _MOST_LARGE * (len(followed) - at_end)
 
 
 def _first_word(line: str) -> int:
@@ -92,24 +123,35 @@ def _first_word(line: str) -> int:
     return 0 if stands_without_spaces(word[0]) else len(word)
 
 
-def join_lines(lines: Iterable[str]) -> Iterator[str]:
+def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
     """Paragraphs, each on one line: what stands between empty lines, with one space where a line ended.
 
     There is no space after a dash, for two words that it joins stay joined, and none in a script without spaces.
+
+    Args:
+        lines: of a text.
+        width: at which the text was wrapped. A line that ends far from it stays a line, unless a small letter follows:
+            contents, verses. 0: all lines are joined.
     """
-    paragraph = ""
+    paragraph, last = "", ""
     for line in lines:
         text = " ".join(line.split())
-        if not text and paragraph:
+        if paragraph and (not text or _ends_early(last, text, width)):
             yield paragraph
-            paragraph = ""
+            paragraph = text
         elif paragraph:
             closed = paragraph.endswith(("-", "—")) or (_is_unspaced(paragraph[-1]) and _is_unspaced(text[0]))
             paragraph += text if closed else f" {text}"
         else:
             paragraph = text
+        last = line.rstrip()
     if paragraph:
         yield paragraph
+
+
+def _ends_early(line: str, after: str, width: int) -> bool:
+    fits = len(line) + 1 + _first_word(after) <= _SHORT_SHARE * width
+    return fits and not after.lstrip(_OPENING)[:1].islower()
 
 
 def _is_unspaced(character: str) -> bool:
@@ -123,19 +165,23 @@ def split_sentences(paragraph: str) -> list[str]:
 
     A full stop ends none after an abbreviation ("Mr."), an initial ("J. Smith"), or before a small letter.
     """
-    sentences, start = [], 0
-    for match in _END.finditer(paragraph):
-        stop = match.end()
-        if _ends_sentence(paragraph[start:stop], paragraph[stop : stop + 8]):
-            sentences.append(paragraph[start:stop].strip())
-            start = stop
-    sentences.append(paragraph[start:].strip())
+    stops = [*_find_ends(paragraph), len(paragraph)]
+    sentences = [paragraph[start:stop].strip() for start, stop in pairwise([0, *stops])]
     return [sentence for sentence in sentences if sentence]
 
 
+def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
+    """Where sentences end in a text; also before small letters, for text that may have no others."""
+    start = 0
+    for match in _END.finditer(text):
+        stop = match.end()
+        after = "" if before_small else text[stop : stop + 8]
+        if match["spaced"] is None or _ends_sentence(text[start:stop], after):
+            yield stop
+            start = stop
+
+
 def _ends_sentence(text: str, after: str) -> bool:
-    if text.rstrip("」』”’）")[-1:] in _WIDE:
-        return True
     if _LOWER_CASE.match(after):
         return False
     last = _LAST_WORD.search(text)

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 
+from transduce.text.sentence_ends import CALLS, STOPS, UNSPACED
+
 # A sentence ends after these; closing quotes and brackets stay with it.
-_SENTENCE_END = re.compile(r"[。！？!?…]+[”’\"'」』）)\]]*|(?<!\.)\.++[”’\"')\]]*+(?=\s)")
+_SENTENCE_END = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|(?<![{STOPS}])[{STOPS}]++[”’\"')\]]*+(?=\s)")
 # The better places first.
 _PLACES = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
 
