@@ -40,6 +40,7 @@ class GatedModel:
         leak_bytes: int = 0,
     ) -> None:
         """`leak_bytes` are lost on every sentence, for tests that must find a leak."""
+        self.longest_source = 256
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.steps = steps
@@ -80,7 +81,13 @@ class GatedModel:
         """A piece a word, and the end."""
         return [len(sentence.split()) + 1 for sentence in sentences]
 
-    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
+    def translate(
+        self,
+        sentences: list[str],
+        search: SearchSettings,
+        places: Sequence[int],  # noqa: ARG002
+        observer: Observer,
+    ) -> list[Translation]:
         """Capitals. A sentence with the word `poison` fails."""
         self.batches.append(list(sentences))
         self._leaked.extend(bytes(self._leak_bytes) for _ in sentences if self._leak_bytes)

@@ -19,6 +19,7 @@ from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import StrictScorer, bucket
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator, load
+from transduce.search.forced import GenerateSettings
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 GREEDY, BEAM = SearchSettings(beam_size=1), SearchSettings()
@@ -198,6 +199,7 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
     ("phrases", "search", "message"),
     [
         (["  "], BEAM, "A phrase that a translation must contain has a word at least, but one is empty"),
+        (["\u3000\t"], BEAM, "A phrase that a translation must contain has a word at least, but one is empty"),
         (["龘"], BEAM, "A translation cannot contain `龘`: the model's vocabulary has no pieces"),
         (["tea"], SearchSettings(sampling=SamplingSettings()), "must contain are searched for: leave sampling out"),
         (["tea"], SearchSettings(diverse_groups=2), "take a beam of their own, but `diverse_groups` is 2: make it 1"),
@@ -423,3 +425,41 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
         found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
         assert len(found.alternatives[0].pieces) == 12
         assert not found.alternatives[0].ended
+
+
+def test_the_best_of_diverse_beams_is_the_best_however_many_are_asked_for(
+    translator: Translator, sentences: list[str]
+) -> None:
+    """Also where the first group's was cut, and another one's has ended."""
+    for length in (2, 3, 4, 6):
+        search = SearchSettings(beam_size=4, diverse_groups=2, diversity_penalty=1.0, max_length=length)
+        several = translator.translate(sentences, msgspec.structs.replace(search, n_best=4))
+        assert_alike(translator.translate(sentences, search), several)
+
+
+def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -> None:
+    """As BART's start of a sentence."""
+    vocabulary = translator.tokenizer.target
+    first, prefix = vocabulary.encode("tea")[0], vocabulary.encode("I love")
+    for beam_size in (1, 3):
+        search = SearchSettings(beam_size=beam_size, generate=GenerateSettings(forced_first_id=first))
+        (found,) = translator.translate(["我爱你"], search, prefix="I love")
+        assert list(found.alternatives[0].pieces)[: len(prefix) + 1] == [
+            vocabulary.piece(id) for id in (first, *prefix)
+        ]
+
+
+def test_coverage_needs_attention(translator: Translator) -> None:
+    config = msgspec.structs.replace(
+        translator.model.config,
+        kind="recurrent",
+        recurrent_attention="none",
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
+    plain = Translator(build_encoder_decoder(config).eval(), translator.tokenizer)
+    search = msgspec.structs.replace(BEAM, coverage_penalty=0.2)
+    with pytest.raises(
+        TransduceError, match="`coverage_penalty` goes by what the decoder attends to, but this model has"
+    ):
+        plain.translate(["我爱你"], search)

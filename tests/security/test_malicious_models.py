@@ -174,6 +174,11 @@ def _(folder: Path) -> None:
     change_config(folder, num_encoder_layers=10**9)
 
 
+@attack("positions that begin far out", r"`position_offset` must be from 0 to 65,536, but is 2,097,152")
+def _(folder: Path) -> None:
+    change_config(folder, position_offset=2**21)
+
+
 @attack("sizes that overflow when multiplied", r"cannot be built|does not hold the weights|must have the shape")
 def _(folder: Path) -> None:
     change_config(folder, d_k=2**24, d_v=2**24, num_heads=2**24)

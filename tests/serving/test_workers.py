@@ -24,6 +24,7 @@ class Meeting:
 
     source_language, target_language = "de", "en"
     search = SearchSettings(beam_size=1)
+    longest_source = 256
 
     def __init__(self, batches: int) -> None:
         self.meeting = threading.Barrier(batches)
@@ -32,7 +33,13 @@ class Meeting:
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         return [1] * len(sentences)
 
-    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:  # noqa: ARG002
+    def translate(
+        self,
+        sentences: list[str],
+        search: SearchSettings,  # noqa: ARG002
+        places: Sequence[int],  # noqa: ARG002
+        observer: Observer,
+    ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]
         self.meeting.wait(10)

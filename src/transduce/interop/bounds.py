@@ -10,6 +10,7 @@ from transduce.model.config import ModelConfig
 # Far beyond any model, and still built in a moment on the meta device.
 _LARGEST_SIZE = 1 << 24
 _MOST_LAYERS = 1_000
+_FURTHEST_OFFSET = 1 << 16  # sinusoids are computed up to there
 
 
 def check_sizes(place: str | Path, config: ModelConfig) -> None:
@@ -26,5 +27,7 @@ def check_sizes(place: str | Path, config: ModelConfig) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             continue
         allowed = _MOST_LAYERS if name.endswith("_layers") else _LARGEST_SIZE
+        if name == "position_offset":
+            allowed = _FURTHEST_OFFSET
         if not 0 <= value <= allowed:
             raise TransduceError(f"{place}: `{name}` must be from 0 to {allowed:,}, but is {value:,}.")

@@ -60,10 +60,18 @@ def begin_search(
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
     attentive = search.coverage_penalty > 0.0 and search.sampling is None and width > 1
+    if attentive and any(
+        model.config.kind == "recurrent" and model.config.recurrent_attention == "none" for model in models
+    ):
+        raise TransduceError(
+            "`coverage_penalty` goes by what the decoder attends to, but this model has no attention: leave it out."
+        )
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
+    elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
+        batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
     most = most_positions(models)
     longest = [
         _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)

@@ -25,7 +25,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         TransduceError: it is empty, or the vocabulary cannot write it.
     """
     ids = vocabulary.encode(phrase)
-    if not ids:
+    if not ids or not phrase.strip():
         raise TransduceError("A phrase that a translation must contain has a word at least, but one is empty.")
     if vocabulary.unk_id in ids:
         raise TransduceError(

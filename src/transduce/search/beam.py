@@ -159,8 +159,11 @@ class BeamSearch:
         return [[] if place in decoding else self._best(place, self.beam.n_best) for place in range(len(self.finished))]
 
     def _best(self, place: int, count: int) -> list[Hypothesis]:
-        """The best of all groups: from each in turn its best that none before it has."""
-        waiting = [iter(group) for group in self.finished[place]]
+        """The best of all groups: from each in turn, the one with the best of all first, its best that none before it
+        has.
+        """
+        groups = sorted(filter(None, self.finished[place]), key=lambda group: _rank(group[0]))
+        waiting = [iter(group) for group in groups]
         taken: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
         while waiting and len(taken) < count:
             for group in list(waiting):

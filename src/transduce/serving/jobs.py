@@ -21,8 +21,16 @@ class Model(Protocol):
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The pieces of each sentence, end symbol included."""
 
-    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
-        """Translations of a batch, in order. The observer sees every step, by the sentences' places in the list."""
+    @property
+    def longest_source(self) -> int:
+        """Pieces of the longest sentence that is translated in one part, without the end symbol."""
+
+    def translate(
+        self, sentences: list[str], search: SearchSettings, places: Sequence[int], observer: Observer
+    ) -> list[Translation]:
+        """Translations of a batch, in order. The observer sees every step, by the sentences' places in the list; what
+        is drawn for a sentence depends on its place in its own request, which `places` has.
+        """
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""
@@ -72,9 +80,9 @@ class Job:
         """Whether sentences of both may be decoded together."""
         return self.model is other.model and self.search == other.search
 
-    def decode(self, sentences: list[str], observer: Observer) -> list[Any]:
-        """The results of some sentences, its own and those of jobs that go with it."""
-        return self.model.translate(sentences, self.search, observer)
+    def decode(self, sentences: list[str], places: Sequence[int], observer: Observer) -> list[Any]:
+        """The results of some sentences, its own and those of jobs that go with it, by their places in each job."""
+        return self.model.translate(sentences, self.search, places, observer)
 
 
 class Study(Job):
@@ -97,6 +105,6 @@ class Study(Job):
         """It goes with nothing but itself."""
         return self is other
 
-    def decode(self, sentences: list[str], observer: Observer) -> list[Any]:  # noqa: ARG002
+    def decode(self, sentences: list[str], places: Sequence[int], observer: Observer) -> list[Any]:  # noqa: ARG002
         """The result of the work."""
         return [self._work(observer)]

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 from unicodedata import east_asian_width
 
-# Comments, declarations, tags. Possessive, so that broken markup costs no search for other ways to read it.
+# Comments, sections of characters, declarations, tags. Possessive, so that broken markup costs no search for other ways
+# to read it.
 _MARKUP = re.compile(
-    r"<!--.*?(?:-->|\Z)|<[!?][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)"
-    r"(?P<attributes>(?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+)>",
+    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<[!?][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)"
+    r"(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
     re.DOTALL,
 )
+# There are no tags in these, but for their end.
+_RAW_END = re.compile(r"<(?P<end>/)(?P<name>script|style)(?P<attributes>[^<>]*+)>", re.IGNORECASE)
 _INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|cite|del|dfn|em|font|g|i|ins|label|mark|q|s|small|span|strike|strong|sub|sup|u"
 )
@@ -85,7 +88,7 @@ def _is_untranslated(attributes: str) -> bool:
 def tokens(document: str) -> Iterator[Token]:
     """The document in pieces, which put together are the document."""
     start, opaque = 0, _Opaque()
-    for found in _MARKUP.finditer(document):
+    while found := (_RAW_END if opaque.is_raw else _MARKUP).search(document, start):
         if found.start() > start:
             yield Token("other" if opaque.depth else "text", document[start : found.start()])
         start = found.end()
@@ -113,13 +116,17 @@ class _Opaque:
         self.depth = 0
         self._name = ""
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether it is one without tags."""
+        return self.depth > 0 and self._name in ("script", "style")
+
     def step(self, name: str, attributes: str, *, is_end: bool) -> None:
         """Counts the elements of the same name in it, so as to find its end."""
         if not self.depth and not is_end and (_OPAQUE.fullmatch(name) or _is_untranslated(attributes)):
             self.depth, self._name = 1, name
         elif self.depth and name == self._name:
-            # There are no tags in a script.
-            self.depth += -1 if is_end else int(name not in ("script", "style"))
+            self.depth += -1 if is_end else 1
 
 
 def _blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:

@@ -52,10 +52,17 @@ class ServedModel:
         """The pieces of each sentence, end symbol included."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 
-    def translate(self, sentences: list[str], search: SearchSettings, observer: Observer) -> list[Translation]:
-        """Translations of a batch, in order."""
+    @property
+    def longest_source(self) -> int:
+        """Pieces of the longest sentence that is translated in one part, without the end symbol."""
+        return self.translator.longest_source
+
+    def translate(
+        self, sentences: list[str], search: SearchSettings, places: Sequence[int], observer: Observer
+    ) -> list[Translation]:
+        """Translations of a batch, in order; `places` are those in the requests."""
         with self.access.shared():
-            return self.translator.translate(sentences, search, observer=observer)
+            return self.translator.translate(sentences, search, places=places, observer=observer)
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""

@@ -51,9 +51,10 @@ class BatchObserver:
 
     def _report_progress(self, places: list[int], pieces: Tensor) -> None:
         for number, row in enumerate(places):
-            job, sentence = self.batch.places[row]
-            # A sentence that was cut is decoded in several parts, side by side, which make no text yet.
-            if job.progress is not None and job in self.batch.jobs and places.count(row) == 1:
+            place = job, sentence = self.batch.places[row]
+            # A sentence that was cut is decoded in several parts, side by side or not, which make no text yet.
+            is_whole = place.pieces - 1 <= job.model.longest_source and places.count(row) == 1
+            if job.progress is not None and job in self.batch.jobs and is_whole:
                 # What all hypotheses begin with is what the result will begin with.
                 agreed = (pieces[number] == pieces[number, :1]).all(dim=0)  # (t,)
                 job.progress(sentence, pieces[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
@@ -139,4 +140,4 @@ class Workers:
     def _results(self, batch: Batch) -> list[Any]:
         self.metrics.source_pieces.add(sum(place.pieces for place in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
-        return batch.places[0].job.decode(batch.sentences, observer)
+        return batch.places[0].job.decode(batch.sentences, [number for _, number in batch.places], observer)
