@@ -103,7 +103,7 @@ def test_many_batches_give_what_one_gives(
     translator: Translator, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = [translation.text for translation in translator(sentences)]
-    monkeypatch.setattr("transduce.runtime.translator._BATCH_PIECES", 60)
+    monkeypatch.setattr("transduce.runtime.translator.pieces_at_once", lambda _: 60)
     assert [translation.text for translation in translator(sentences)] == one
 
 

@@ -6,7 +6,7 @@ Legend: B rows, L pieces of a row, N hidden pieces, D model width.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from transduce.data.batches import Batch
 from transduce.data.masking import MaskingSettings
 from transduce.data.sentence_pairs import PAIR_MARKS, PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
-from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -34,18 +33,15 @@ from transduce.tasks.encoders import (
     encoder_of,
     encoder_sizes,
     linear_schedule,
-    read_store,
     text_length,
 )
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
+from transduce.tasks.running_text import split_text, write_sentences
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
-from transduce.tasks.texts import holds_texts
-from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
 from transduce.text.marks import MARKS, marks_of, ordinary_pieces
-from transduce.text.sentences import read_documents, sentences_of
 from transduce.training.ahead import to_device
 from transduce.training.choices import (
     Choice,
@@ -61,10 +57,6 @@ from transduce.training.settings import OptimizerName
 
 # The text with a sentence a line, and an empty line after each document.
 _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
-# Where there is no dev set, the end of the text is one: this share of its sentences, up to a number.
-_DEV_SHARE = 0.02
-_MOST_DEV_SENTENCES = 2_000
-_LEAST_SENTENCES = 4
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
@@ -323,52 +315,6 @@ class MaskedLanguageModel(TextKind):
             f"{opened_by(model, corpus.tokenizer)}\n\n{score}"
             "All settings stand in `settings.toml`.\n"
         )
-
-
-def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
-    """Writes the sentences of texts, with an empty line after each document; returns where.
-
-    Args:
-        files: of text.
-        chosen: how they are written; `auto`: as their suffixes say.
-        path: of the file with a sentence a line.
-        anew: also where that file is there.
-
-    Raises:
-        TransduceError: a text cannot be read.
-    """
-    if anew or not path.exists():
-        documents = (document for file in files for document in _documents(file, chosen))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, "".join("\n".join([*document, "", ""]) for document in documents).encode())
-    return str(path)
-
-
-def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
-    """Of JSON lines, each text is one."""
-    if holds_texts(file, chosen):
-        return filter(None, map(sentences_of, read_texts(file)))
-    return read_documents(file)
-
-
-def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Training and dev text: two files, or the beginning and the end of one.
-
-    Raises:
-        TransduceError: one file has too few sentences for both.
-    """
-    text = read_store(corpus.prepared, corpus.tokenizer, "target")
-    if corpus.dev is not None:
-        return text, read_store(corpus.dev, corpus.tokenizer, "target")
-    filled = np.flatnonzero(text.lengths > 0)  # the other lines end documents
-    if len(filled) < 2 * _LEAST_SENTENCES:
-        raise TransduceError(
-            f"Pretraining needs running text of {2 * _LEAST_SENTENCES} sentences at least, half of them to validate "
-            f"on, but this one has {len(filled)}: give more text, or other text to validate on (`--dev-source`)."
-        )
-    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_SENTENCES, int(len(filled) * _DEV_SHARE)))
-    cut = int(filled[-dev])
-    return text.part(0, cut), text.part(cut, len(text.offsets) - 1)
 
 
 def _context(task: TaskSettings) -> int:
