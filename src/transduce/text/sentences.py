@@ -47,8 +47,7 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
     first = list(islice(lines, _LOOKED_AT))
     rest = _chain(first, lines)
     if is_hard_wrapped(first):
-        paragraphs = join_lines(rest, _width(_followed(first)))
-        sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+        sentences = _wrapped_sentences(first, rest)
         yield from [sentences] if sentences else []
     else:
         yield from _documents_of_lines(rest)
@@ -58,9 +57,14 @@ def sentences_of(text: str) -> list[str]:
     """The sentences of one document, whose lines may be hard-wrapped."""
     lines = text.split("\n")
     if is_hard_wrapped(lines):
-        paragraphs = join_lines(lines, _width(_followed(lines)))
-        return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+        return _wrapped_sentences(lines, lines)
     return [sentence for document in _documents_of_lines(lines) for sentence in document]
+
+
+def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
+    """The sentences of a hard-wrapped text, whose first lines tell the width."""
+    paragraphs = join_lines(lines, _width(_followed(first)))
+    return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
 
 def _chain(first: Iterable[str], rest: Iterable[str]) -> Iterator[str]:
