@@ -160,9 +160,9 @@ class RotaryPositions(nn.Module):
         self.interleaved = interleaved
         self.register_buffer("table", torch.empty(0, width, device="cpu"), persistent=False)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """The rotation at these positions, (T,) or (B, T)."""
-        needed = int(positions.max()) + 1
+    def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
+        """The rotation at these positions, (T,) or (B, T), which are all before `end` where that is known."""
+        needed = int(positions.max()) + 1 if end is None else end  # asking a GPU is waiting for it
         table = self.table  # another thread may replace it meanwhile
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
             # A tensor made in inference mode could not serve training later.

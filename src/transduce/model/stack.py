@@ -50,10 +50,11 @@ class StackPositions(nn.Module):
             mask = look_ahead_mask(length, x.device, cached=cached)
         if self.is_plain:
             return mask, EVERYWHERE
+        end = cached + length if positions is None else None
         if positions is None:
             positions = torch.arange(cached, cached + length, device=x.device)
         keys = positions if cache is None else cache.append_positions(positions)
-        rotation = None if self.rotary is None else self.rotary(positions, x.dtype)
+        rotation = None if self.rotary is None else self.rotary(positions, x.dtype, end)
         if banded and self.radius is not None:
             present = None if mask is None else mask.allowed[:, 0, 0]
             return Window(self.radius, self.causal, present, self.relative), Reach(rotation)

@@ -30,24 +30,30 @@ class Coverage:
         self.scorer = scorer
         self.beta = beta
         self.sums: Tensor | None = None  # (B, W, S)
+        self._penalties: list[list[float]] | None = None  # of these sums, once they were asked for
 
     def add_step(self) -> None:
         """Adds the newest step's attention."""
         newest = self.scorer.attention()
         self.sums = newest if self.sums is None else self.sums + newest
+        self._penalties = None
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis w now continues what was hypothesis parents[b, w]; (B, W)."""
         if self.sums is not None:
             self.sums = self.sums.gather(1, parents[..., None].expand(-1, -1, self.sums.shape[-1]))
+            self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
         """The other sentences leave the batch."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
+            self._penalties = None
 
     def penalty(self, row: int, beam: int) -> float:
         """What is added to a hypothesis' score, in nats: 0 or less."""
         if self.sums is None:
             return 0.0
-        return self.beta * float(torch.log(self.sums[row, beam].clamp(_LEAST, 1.0)).sum())
+        if self._penalties is None:  # all at once, for each reading makes a GPU wait
+            self._penalties = (self.beta * torch.log(self.sums.clamp(_LEAST, 1.0)).sum(dim=-1)).tolist()
+        return self._penalties[row][beam]

@@ -128,9 +128,11 @@ class Walk:
         """These sentences (B,) are finished: a hypothesis that ended has waited for its fellows until now."""
         if not bool(leaving.any()):
             return
-        for row in leaving.nonzero().flatten().tolist():
-            hypotheses = zip(self.pieces[row], self.log_probabilities[row], strict=True)
-            self._found[int(self.rows[row])] = [self._hypothesis(*hypothesis) for hypothesis in hypotheses]
+        rows = leaving.nonzero().flatten()
+        # All at once, for each reading makes a GPU wait.
+        histories = zip(self.pieces[rows].cpu(), self.log_probabilities[rows].cpu(), strict=True)
+        for place, history in zip(self.rows[rows].tolist(), histories, strict=True):
+            self._found[place] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]

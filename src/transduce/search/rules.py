@@ -73,13 +73,14 @@ class ForcedPrefix:
 
     def __init__(self, prefixes: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
         self.prefixes = [list(prefix) for prefix in prefixes]
+        self.longest = max(map(len, self.prefixes), default=0)
         self.rules = rules
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
         """Forbids every piece but the prefix' next one, which keeps the score that the model gives it."""
         position = pieces.shape[-1]
         forced = {}
-        for row, sentence in enumerate(rows.tolist()):
+        for row, sentence in enumerate(rows.tolist() if position < self.longest else ()):
             if position < len(self.prefixes[sentence]):
                 piece = self.prefixes[sentence][position]
                 forced[row] = (piece, logits[row, :, piece].clone())

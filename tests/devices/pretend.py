@@ -1,0 +1,265 @@
+"""A device that pretends to be a GPU: its numbers lie in this machine's memory, its rules are a GPU's.
+
+An operation on a tensor of the processor and one of the device is an error, but for single numbers and for what a GPU
+allows (copies from one to the other, and indices of the processor's). Its memory has no address, so that a kernel
+written for the processor cannot read it. What the processor waits for, because it needs a result, is counted by the
+line that asked for it.
+
+Python's side of PyTorch's key for other makers' devices, which a process can take once; so each trial has a process of
+its own (`trials.py`).
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_flatten, tree_map
+
+NAME = "cudapretend"  # begins like a GPU's, which is what the package goes by
+
+_SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2", "item", "is_nonzero"}
+_BETWEEN_DEVICES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "set_"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+
+waits: Counter[str] = Counter()
+"""How often the processor waited for the device, by the package's own line that it waited in."""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of the device. All that Python sees says so; what computes is a tensor of the processor inside."""
+
+    inside: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inside: torch.Tensor) -> "OnDevice":
+        """Wraps it."""
+        outside: OnDevice = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inside.size(),
+            strides=inside.stride(),
+            storage_offset=inside.storage_offset(),
+            dtype=inside.dtype,
+            device=torch.device(f"{NAME}:0"),
+            requires_grad=False,
+        )
+        outside.inside = inside
+        return outside
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Every operation that one of these takes part in."""
+        return _compute(func, args, kwargs or {})
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        """A part; places in lists are tensors first."""
+        return super().__getitem__(tree_map(_as_tensor, place, is_leaf=_is_list))
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        """Writes a part."""
+        super().__setitem__(tree_map(_as_tensor, place, is_leaf=_is_list), value)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same numbers, beside the graph."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        assert isinstance(other, OnDevice)
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.inside = other.inside
+
+    def tolist(self) -> Any:
+        """Its numbers, once they are there."""
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:  # noqa: ARG002
+        """Refused, as by a GPU."""
+        raise TypeError(f"can't convert a tensor of {NAME} to numpy: copy it to the processor first")
+
+    def __array__(self, dtype: Any = None) -> Any:
+        """Refused, as by a GPU."""
+        return self.numpy()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Its numbers, without waiting for them."""
+        return f"OnDevice({self.inside!r})"
+
+
+def _is_list(leaf: Any) -> bool:
+    return isinstance(leaf, list)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.tensor(leaf, device=NAME, dtype=None if leaf else torch.int64) if isinstance(leaf, list) else leaf
+
+
+def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = function._schema.name.rpartition("::")[2]
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    _check(name, args, tensors)
+    asked = kwargs.get("device")
+    to_processor = asked is not None and torch.device(asked).type == "cpu"
+    if name in _WAITS or (to_processor and any(isinstance(tensor, OnDevice) for tensor in tensors)):
+        _count()
+    if name == "copy_" and isinstance(args[1], OnDevice) and not isinstance(args[0], OnDevice):
+        _count()
+    if asked is not None:
+        kwargs = (
+            kwargs | {"device": "cpu", "pin_memory": False} if "pin_memory" in kwargs else kwargs | {"device": "cpu"}
+        )
+    found = function(*tree_map(_inside, args), **tree_map(_inside, kwargs))
+    if to_processor or (name == "copy_" and not isinstance(args[0], OnDevice)):
+        return found
+    known = {id(tensor.inside): tensor for tensor in tensors if isinstance(tensor, OnDevice)}  # results in place
+    return tree_map(lambda leaf: _outside(leaf, known), found)
+
+
+def _check(name: str, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
+    """Raises RuntimeError where a GPU would."""
+    if name in _BETWEEN_DEVICES:
+        return
+    if name in _INDEXING:  # the indices may lie anywhere, a mask of the processor's is a copy that is waited for
+        tensors = [tensor for tensor in (args[0], *args[2:3]) if isinstance(tensor, torch.Tensor)]
+    places = {tensor.device.type for tensor in tensors if tensor.dim() > 0 or tensor.device.type != "cpu"}
+    if len(places) > 1:
+        shapes = ", ".join(f"{tuple(tensor.shape)} on {tensor.device}" for tensor in tensors)
+        raise RuntimeError(f"{name}: all tensors must be on one device, but there are {shapes}")
+
+
+def _count() -> None:
+    frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_SOURCE)]
+    if frames:
+        where = Path(frames[-1].filename).relative_to(_SOURCE)
+        waits[f"{where}:{frames[-1].name}"] += 1
+    else:
+        waits["elsewhere"] += 1
+
+
+def _inside(leaf: Any) -> Any:
+    return leaf.inside if isinstance(leaf, OnDevice) else leaf
+
+
+def _to_processor(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, OnDevice) else leaf
+
+
+def _outside(leaf: Any, known: dict[int, OnDevice]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if id(leaf) not in known:
+        return OnDevice(leaf)
+    assert known[id(leaf)].shape == leaf.shape, "an operation gave a tensor another size, which is not provided for"
+    return known[id(leaf)]
+
+
+class _Whole(torch.autograd.Function):
+    """An operation for which a GPU has a kernel of its own and the processor none: computed as a whole inside."""
+
+    @staticmethod
+    def forward(context: Any, operation: Callable[..., Any], *args: Any) -> Any:
+        inside = [
+            leaf.inside.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, OnDevice) else leaf
+            for leaf in args
+        ]
+        with torch.enable_grad():
+            found = operation(*inside)
+        context.inside, context.found = inside, found
+        return tuple(OnDevice(each.detach()) for each in found)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        inside = [_inside(gradient) for gradient in gradients]
+        learning = [leaf for leaf in context.inside if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        pairs = [(made, each) for made, each in zip(context.found, inside, strict=True) if each is not None]
+        torch.autograd.backward([made for made, _ in pairs], [each for _, each in pairs], inputs=learning)
+        return None, *(
+            OnDevice(leaf.grad) if isinstance(leaf, torch.Tensor) and leaf.grad is not None else None
+            for leaf in context.inside
+        )
+
+
+def _made(operation: Callable[..., torch.Tensor], *args: Any, device: Any = None, **more: Any) -> torch.Tensor:
+    return operation(*args, **more).to(device or "cpu")
+
+
+def _cells(operation: Callable[..., Any], x: torch.Tensor, state: Any, weights: Any, *more: Any) -> Any:
+    if not isinstance(x, OnDevice):
+        return operation(x, state, weights, *more)
+    states = list(state) if isinstance(state, tuple) else [state]
+    _check("cells", (), [x, *states, *weights])
+
+    def whole(x: torch.Tensor, *others: torch.Tensor) -> Any:
+        parts = others[: len(states)]
+        return operation(x, parts if isinstance(state, tuple) else parts[0], list(others[len(states) :]), *more)
+
+    return _Whole.apply(whole, x, *states, *weights)  # type: ignore[no-untyped-call]
+
+
+class _Module:
+    """What PyTorch asks of the module of a device."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Draws come from the processor's generator."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+def install() -> None:
+    """Gives this process the device, as the only GPU there is, one of compute capability 9.0."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda function, *args, **kwargs: _compute(function, args, kwargs), "PrivateUse1")
+    _KEPT.append(library)
+    from transduce.runtime import machine
+
+    save = safetensors.torch.save_file  # looks for addresses, which these have not
+    safetensors.torch.save_file = lambda tensors, *args, **more: save(tree_map(_to_processor, tensors), *args, **more)
+    for name in ("tensor", "arange", "randperm", "linspace", "eye"):  # which begin with a tensor of another size
+        setattr(torch, name, partial(_made, getattr(torch, name)))
+    # Views that are made in inference mode would be of the wrong kind.
+    replacements: dict[Any, dict[str, Any]] = {
+        torch: {"inference_mode": lambda mode=True: torch.no_grad() if mode else torch.enable_grad()},
+        torch.cuda: {"get_device_capability": lambda _=None: (9, 0), "get_device_name": lambda _=None: "a pretence"},
+        machine: {"_find_device": lambda asked: "cpu" if asked == "cpu" else NAME},
+    }
+    for module, functions in replacements.items():
+        for name, function in functions.items():
+            setattr(module, name, function)
+    for name in ("lstm", "gru"):
+        setattr(torch._VF, name, partial(_cells, getattr(torch._VF, name)))
+
+
+_KEPT: list[torch.library.Library] = []  # what is registered goes with its library

@@ -1,0 +1,251 @@
+"""Training and search on a device that pretends to be a GPU: no tensor of the processor among its own, the results of
+the processor, and no more waiting than a GPU can afford. What a real one alone can show, its kernels and its speed, is
+not here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRIALS = Path(__file__).parent / "trials.py"
+Jobs = dict[str, dict[str, Any]]
+WriteLines = Callable[[str, Iterable[str]], Path]
+
+# What a run of the toy corpus learns with; float32, so that it can be compared.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "adam": {"training.optimizer": "adam"},
+    "muon": {"training.optimizer": "muon"},
+    "accumulated": {"training.accumulate": 3, "training.clip_norm": 0.1},
+    "bf16": {"training.precision": "bf16"},
+    "post-norm": {"model.norm_order": "post", "model.activation": "swiglu", "model.norm": "rms"},
+    "batch-norm": {"model.norm": "batch", "model.final_norm": False},
+    "learned": {"model.positions": "learned", "model.max_positions": 64, "model.zero_padding_row": False},
+    "rotary": {"model.positions": "rotary", "model.num_heads": 2, "model.num_key_value_heads": 1},
+    "relative": {"model.positions": "relative", "model.output_bias": True},
+    "window": {"model.attention_window": 3},
+    "additive": {"model.attention_score": "additive"},
+    "general": {"model.attention_score": "general", "model.attention_kind": "hard"},
+    "untied": {"model.tie_source_target": False, "model.tie_output": False, "model.share_layers": True},
+    "lstm": {"model.kind": "recurrent", "model.input_feeding": True},
+    "gru": {"model.kind": "recurrent", "model.recurrent_cell": "gru", "model.recurrent_attention": "bahdanau"},
+    "seq2seq": {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.recurrent_context_to": "both"},
+    "intra-attention": {"model.kind": "recurrent", "model.recurrent_self_attention": True},
+}  # fmt: skip
+# How its translations are looked for.
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"search": {"beam_size": 1}},
+    "beam": {"search": {"beam_size": 4, "n_best": 3}},
+    "coverage": {"search": {"beam_size": 3, "coverage_penalty": 0.3}},
+    "diverse": {"search": {"beam_size": 4, "n_best": 4, "diverse_groups": 2}},
+    "sampled": {"search": {"n_best": 2, "sampling": {"top_k": 5, "top_p": 0.9, "temperature": 0.8}}},
+    "limited": {"search": {"beam_size": 2, "min_length": 3, "max_length": 6, "no_repeated_ngrams": 2}},
+    "forbidden": {"search": {"beam_size": 2, "forbidden": ["tea", "books"]}},
+    "prefix": {"search": {"beam_size": 3}, "prefix": "I"},
+    "greedy-prefix": {"search": {"beam_size": 1}, "prefix": "I"},
+    "phrases": {"search": {"beam_size": 4}, "phrases": ["water"]},
+    "generate": {"search": {"beam_size": 2, "generate": {}}},
+}
+# What such a search waits for: before it, in each step, and for each time that sentences leave, at most.
+WAITS = {"greedy": (1, 2, 4), "beam": (1, 3, 7), "coverage": (1, 9, 1), "greedy-prefix": (1, 3, 4)}
+
+
+def run_trials(jobs: Jobs, device: str, folder: Path) -> dict[str, Any]:
+    """What came of each job in a process with this device."""
+    given, found = folder / f"{device}.jobs.json", folder / f"{device}.results.json"
+    given.write_text(json.dumps(jobs), "utf-8")
+    subprocess.run(
+        [sys.executable, TRIALS, device, given, found],
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        stderr=subprocess.DEVNULL,
+    )
+    results: dict[str, Any] = json.loads(found.read_text("utf-8"))
+    return results
+
+
+def result_of(results: dict[str, Any], name: str) -> Any:
+    assert "error" not in results[name], results[name].get("error")
+    return results[name]["result"]
+
+
+def approximately(value: Any) -> Any:
+    """Numbers to the last places, all else exactly."""
+    if isinstance(value, dict):
+        return {name: approximately(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [approximately(each) for each in value]
+    return pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value
+
+
+# --- translation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained_both(
+    toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every variant, trained for three steps on the processor and on the device."""
+    settings = toy_settings | {
+        "model.dropout": 0.0,
+        "training.kernels": "torch",
+        "training.steps": 3,
+        "training.validate_every": 3,
+        "training.save_every": 3,
+        "training.average_decay": 0.5,
+        "training.best_by": "loss",
+        "search.beam_size": 2,
+    }
+
+    def results(device: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(device)
+        jobs: Jobs = {
+            name: {"do": "train", "out": str(folder / name), "settings": settings | variant}
+            for name, variant in VARIANTS.items()
+        }
+        jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
+        return run_trials(jobs, device, folder)
+
+    return results("cpu"), results("cuda")
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "resumed"])
+def test_training_goes_as_on_the_processor(trained_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+    expected, found = (result_of(results, name) for results in trained_both)
+    assert found == (
+        {"step": 3, "best": pytest.approx(expected["best"], rel=0.02)} if name == "bf16" else approximately(expected)
+    )
+
+
+@pytest.fixture(scope="module")
+def searched_both(
+    toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every search for some sentences with the trained model, on the processor and on the device."""
+    folder = tmp_path_factory.mktemp("searches")
+    sentences, translations = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:7] for side in ("zh", "en"))
+    given = {"model": str(trained), "sentences": sentences}
+    jobs: Jobs = {name: {"do": "translate", **given, **more} for name, more in SEARCHES.items()}
+    jobs["stream"] = {"do": "stream", **given}
+    jobs["score"] = {"do": "score", **given, "translations": translations}
+    return run_trials(jobs, "cpu", folder), run_trials(jobs, "cuda", folder)
+
+
+@pytest.mark.parametrize("name", [*SEARCHES, "stream", "score"])
+def test_search_finds_what_the_processor_finds(searched_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+    expected, found = (result_of(results, name) for results in searched_both)
+    assert found == approximately(expected)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_search_seldom_waits_for_the_device(searched_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+    before, each_step, each_leaving = WAITS[name]
+    waits = searched_both[1][name]["waits"]
+    steps, sentences = waits["transduce/model/positions.py:forward"], 7
+    assert 0 < steps <= sum(waits.values()) <= before + steps * each_step + sentences * each_leaving
+
+
+@pytest.mark.parametrize(("name", "most"), [("adam", 5), ("muon", 5), ("rotary", 5), ("window", 5), ("bf16", 5)])
+def test_a_step_of_training_waits_for_few_things(
+    trained_both: tuple[dict[str, Any], dict[str, Any]], name: str, most: int
+) -> None:
+    waits = {place: count for place, count in trained_both[1][name]["waits"].items() if "/training/" in place}
+    rare = ("training/checkpoint.py", "training/loop.py:_validate")
+    often = {place: count for place, count in waits.items() if not any(each in place for each in rare)}
+    # Three steps, the largest batch tried before them, and a validation after them.
+    assert sum(often.values()) <= 5 * most, often
+
+
+# --- the other tasks -----------------------------------------------------------------------------------------------
+
+SMALL = {
+    "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 32, "model.d_ff": 64,
+    "model.num_heads": 2, "model.dropout": 0.0, "training.kernels": "torch", "training.steps": 3,
+    "training.batch_tokens": 256, "training.validate_every": 3, "training.save_every": 3, "training.precision": "fp32",
+    "training.learning_rate": 0.005, "training.translate_dev": 4, "training.average_decay": 0.5,
+}  # fmt: skip
+ONE_STACK = {"language-model": "encoder", "masked-language-model": "decoder", "classification": "decoder"}  # the other
+TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "denoising": ({"task.kind": "denoising", "data.source": "text"}, {}),
+    "t5": (
+        {"task.kind": "denoising", "task.noise.kind": "spans", "data.source": "text", "tokenizer.kind": "character"},
+        {},
+    ),
+    "language-model": ({"task.kind": "language-model", "task.context": 16, "data.source": "text"}, {"text": "the dog"}),
+    "masked": (
+        {"task.kind": "masked-language-model", "task.context": 24, "data.source": "books"},
+        {"text": "The [MASK] sings."},
+    ),
+    "classification": ({"task.kind": "classification", "data.source": "labelled"}, {"text": "the cat sings"}),
+    "parsing": ({"task.kind": "parsing", "data.source": "trees"}, {"text": "the cat sings ."}),
+    "time-series": (
+        {"task.kind": "time-series", "task.series.past": 12, "task.series.horizon": 4, "data.source": "table"},
+        {"numbers": [[n % 12, n % 5] for n in range(12)]},
+    ),
+    "gaussian": (
+        {
+            "task.kind": "time-series", "task.series.past": 12, "task.series.horizon": 4, "data.source": "table",
+            "task.series.likelihood": "gaussian",
+        },
+        {"numbers": [[n % 12, n % 5] for n in range(12)]},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What each task learns from."""
+    folder = tmp_path_factory.mktemp("sources")
+    who, does = ["cat", "dog", "bird"], ["sings", "runs", "eats"]
+    sentences = [f"the {who[n % 3]} {does[n * 7 % 9 // 3]} ." for n in range(160)]
+    labelled = [f"{who[n % 3]}\t{sentence}" for n, sentence in enumerate(sentences)]
+    trees = ["(S (NP (DT the) (NN {})) (VP (VBZ {})) (. .))".format(*sentence.split()[1:3]) for sentence in sentences]
+    files = {
+        "text.en": sentences,
+        "books.en": [line for n, each in enumerate(sentences) for line in ([each] if n % 5 else [each, ""])],
+        "labelled.tsv": labelled,
+        "trees.mrg": trees,
+        "table.csv": ["load,heat", *(f"{n % 12},{n % 5}" for n in range(200))],
+    }
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
+    return {name.partition(".")[0]: folder / name for name in files}
+
+
+@pytest.fixture(scope="module")
+def tasks_both(
+    sources: dict[str, Path], toy_settings: dict[str, Any], trained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every task, trained for three steps on the processor and on the device; the processor's models, used on both."""
+    used = tmp_path_factory.mktemp("tasks")
+    files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
+    lora = files | {"start_from": str(trained), "training.lora_rank": 4, "training.steps": 3}
+
+    def results(device: str) -> dict[str, Any]:
+        folder = used if device == "cpu" else tmp_path_factory.mktemp(device)
+        jobs: Jobs = {}
+        for name, (own, asked) in TASKS.items():
+            settings = SMALL | own | {"data.source": [str(sources[own["data.source"]])]}
+            if own["task.kind"] != "time-series" and "tokenizer.kind" not in own:
+                settings["tokenizer.vocabulary_size"] = 310
+            if stack := ONE_STACK.get(own["task.kind"]):
+                del settings[f"model.num_{stack}_layers"]
+            jobs[name] = {"do": "train", "out": str(folder / name), "settings": settings}
+            if asked:
+                jobs[f"{name}, used"] = {"do": "use", "model": str(used / name), **asked}
+        shared = {name: SMALL[name] for name in ("training.kernels", "training.translate_dev", "training.precision")}
+        jobs["lora"] = {"do": "train", "out": str(folder / "lora"), "settings": lora | shared | {"model.dropout": 0.0}}
+        return run_trials(jobs, device, folder)
+
+    return results("cpu"), results("cuda")
+
+
+@pytest.mark.parametrize("name", [*TASKS, *(f"{name}, used" for name, each in TASKS.items() if each[1]), "lora"])
+def test_other_tasks_go_as_on_the_processor(tasks_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+    expected, found = (result_of(results, name) for results in tasks_both)
+    assert found == approximately(expected)

@@ -1,0 +1,97 @@
+"""Run by test_pretend_gpu.py in processes of their own: trainings and uses of models, on the processor (`cpu`) or
+on the device that pretends (`cuda`). Reads jobs as JSON, and writes what came of each.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pretend
+
+DEVICE = sys.argv[1]
+if DEVICE == "cuda":
+    pretend.install()
+
+import transduce  # noqa: E402  (the device comes first)
+from transduce.runtime.translator import load as load_translator  # noqa: E402
+from transduce.search.settings import SearchSettings  # noqa: E402
+
+Job = dict[str, Any]
+COMPUTING: dict[str, Any] = {"device": DEVICE, "threads": 1}
+
+
+def train(job: Job) -> Any:
+    """The loss of the dev set, in the end."""
+    result = transduce.train(out=job["out"], settings=job["settings"], **COMPUTING)
+    assert result is not None
+    return {"step": result.step, "best": result.best_value}
+
+
+def resume(job: Job) -> Any:
+    """The same, after more steps."""
+    result = transduce.train(out=job["out"], steps=job["steps"], resume=True, **COMPUTING)
+    assert result is not None
+    return {"step": result.step, "best": result.best_value}
+
+
+def translate(job: Job) -> Any:
+    """Texts and scores of all alternatives."""
+    translator = load_translator(job["model"], precision="fp32", **COMPUTING)
+    search = msgspec.convert(job["search"], SearchSettings)
+    found = translator.translate(
+        job["sentences"], search, prefix=job.get("prefix", ""), phrases=[job.get("phrases", [])] * len(job["sentences"])
+    )
+    return [[[each.text, each.score] for each in translation.alternatives] for translation in found]
+
+
+def stream(job: Job) -> Any:
+    """The parts that a translation comes in."""
+    translator = load_translator(job["model"], precision="fp32", **COMPUTING)
+    return [list(translator.stream(sentence, SearchSettings(beam_size=1))) for sentence in job["sentences"]]
+
+
+def score(job: Job) -> Any:
+    """Log-probabilities of given translations."""
+    translator = load_translator(job["model"], precision="fp32", **COMPUTING)
+    return [each.score for each in translator.score(job["sentences"], job["translations"])]
+
+
+def use(job: Job) -> Any:
+    """What a model of any other task makes of an input."""
+    model: Any = transduce.load(job["model"], precision="fp32", **COMPUTING)
+    if isinstance(model, transduce.Generator):
+        return [model(job["text"], n_best=2).text, model.score(job["text"]).perplexity]
+    if isinstance(model, transduce.Filler):
+        return msgspec.to_builtins(model(job["text"]))
+    if isinstance(model, transduce.Classifier):
+        return dict(model([job["text"], "x"])[0].probabilities)
+    if isinstance(model, transduce.Parser):
+        return model.parse([job["text"].split()])[0].draw()
+    assert isinstance(model, transduce.Forecaster)
+    return model(np.asarray(job["numbers"])).values.tolist()
+
+
+JOBS: dict[str, Callable[[Job], Any]] = {
+    function.__name__: function for function in (train, resume, translate, stream, score, use)
+}
+
+
+def main() -> None:
+    """All jobs of the file, in their order."""
+    results = {}
+    for name, job in json.loads(Path(sys.argv[2]).read_text("utf-8")).items():
+        pretend.waits.clear()
+        try:
+            results[name] = {"result": JOBS[job["do"]](job), "waits": dict(pretend.waits)}
+        except Exception as error:  # noqa: BLE001  (the test tells it)
+            results[name] = {"error": "".join(traceback.format_exception(error))}
+    Path(sys.argv[3]).write_text(json.dumps(results), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
