@@ -45,7 +45,7 @@ def demo(
         seed: of training.
         steps: of training.
         device: "cpu", "cuda" or "auto".
-        threads: to compute with; all cores where nothing is said.
+        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
 
     Returns:
         How many held-out sentences came out exactly right.

@@ -38,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE", type=or_standard, help="write the table here")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
+    )
     add("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 

@@ -21,7 +21,10 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """Where to compute: --device, --threads."""
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
     )
 
 

@@ -85,7 +85,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="any setting, such as training.steps=2000",
     )
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    add("--threads", type=int, metavar="N", help="threads to compute with; all cores where nothing is said")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
+    )
     add(
         "--precision",
         choices=("auto", "fp32", "bf16"),

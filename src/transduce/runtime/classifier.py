@@ -109,7 +109,7 @@ def load_classifier(
         folder: of the model.
         precision: "fp32", "bf16", or "auto".
         device: "cpu", "cuda", or "auto".
-        threads: to compute with; None: all cores that the process may use.
+        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
 
     Raises:
         TransduceError: the folder or an option is not what it should be.

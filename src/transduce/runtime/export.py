@@ -81,7 +81,7 @@ def export(
         quantization: how weights are stored, for CTranslate2: float32 (None), int8, float16, …
         sources: texts to compare on; where nothing is said, the dev set of the run, its text, or random pieces.
         references: their translations by people; both are scored then.
-        threads: to compute with; None: all cores that the process may use.
+        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
 
     Raises:
         TransduceError: `out` exists, a package is missing, the other program cannot compute this model, or what it

@@ -287,7 +287,7 @@ def load_generator(
         folder: what `transduce train --task language-model` wrote.
         precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: all cores that the process may use.
+        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
 
     Raises:
         TransduceError: the folder or an option is not what it should be.

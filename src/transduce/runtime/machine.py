@@ -60,7 +60,8 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
 
     Args:
         device: "cpu", "cuda", "cuda:1" or "auto": the GPU where there is one.
-        threads: threads to compute with; None: all cores that this process may use.
+        threads: threads to compute with; None: as many as `OMP_NUM_THREADS` says, else all cores that this process may
+            use.
 
     Raises:
         TransduceError: the device is not there, or the number of threads is not positive.
@@ -74,7 +75,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return Machine(
         device=found,
-        threads=threads or usable_cores(),
+        threads=threads or _said_to_openmp() or usable_cores(),
         amx=isa not in _WITHOUT_AMX and bool(torch.cpu._is_amx_tile_supported()),
         avx512_bf16=isa not in _WITHOUT_BF16 and _has_avx512_bf16(),
         gpu_bf16=found.startswith("cuda") and torch.cuda.get_device_capability(found) >= (8, 0),
@@ -96,6 +97,12 @@ def _find_device(asked: str) -> str:
 def _has_avx512_bf16() -> bool:
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(probe()) if probe is not None else False
+
+
+def _said_to_openmp() -> int | None:
+    """Threads as a person, or a cluster's scheduler, wants them of all programs; torchrun says 1 where nobody does."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(said) if said.isdecimal() and int(said) and "TORCHELASTIC_RUN_ID" not in os.environ else None
 
 
 def usable_cores() -> int:

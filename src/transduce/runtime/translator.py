@@ -364,7 +364,7 @@ def load(
         precision: "fp32", "bf16", "int8": 8-bit weights, for a CPU; or "auto": bf16 where the hardware
             multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: all cores that the process may use.
+        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
         source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
         target_language: to translate into, where it has.
 

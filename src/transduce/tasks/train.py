@@ -50,7 +50,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         resume: go on from the newest checkpoint in `out`.
         dry_run: print all choices and train nothing.
         device: "cpu", "cuda", or "auto".
-        threads: to compute with; all cores where nothing is said.
+        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
 
     Returns:
         How the run ended; None for a dry run.
