@@ -14,7 +14,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
-from transduce.model.fused import training_kernels, training_with
+from transduce.model.fused import Rows, add_gradients_to, training_kernels, training_with
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.native.engine import find_tile
 from transduce.model.native.tile import NARROW, WIDE
@@ -35,7 +35,7 @@ PAD = 0
 
 @pytest.fixture(autouse=True, params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine", "fused_attention", "fused_rows"):
+    for module in ("engine", "fused_attention", "fused_linear", "fused_rows"):
         monkeypatch.setattr(f"transduce.model.native.{module}.find_tile", lambda: request.param)
 
 
@@ -188,6 +188,61 @@ def test_dropout_without_a_residual() -> None:
     assert set(found.unique().tolist()) == {0.0, 2.0}
 
 
+@DTYPES
+@pytest.mark.parametrize("rows", [None, Rows(32, 96)], ids=str)
+@pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
+@pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
+@pytest.mark.parametrize("positions", [1, 8, 37])
+def test_linear(dtype: torch.dtype, rows: Rows | None, relu: bool, is_summed: bool, positions: int) -> None:
+    torch.manual_seed(9)
+    given = [torch.randn(2, positions, 48), torch.randn(112, 48), torch.randn(112)]
+    x, weight, bias = (each.to(dtype).requires_grad_() for each in given)
+    totals = torch.full_like(weight, 5.0, dtype=torch.float32), torch.full_like(bias, 7.0, dtype=torch.float32)
+    if is_summed:
+        for parameter, total in zip((weight, bias), totals, strict=True):
+            add_gradients_to(parameter, total)
+    assert KERNELS.suits_linear(x, weight, rows)
+    found = KERNELS.linear(x, weight, bias, rows, relu=relu)
+    slope = torch.randn_like(found)
+    found.backward(slope)
+    wide = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
+    chosen = slice(None) if rows is None else slice(*rows)
+    wanted = F.linear(wide[0], wide[1][chosen], wide[2][chosen])
+    wanted = wanted * (found > 0) if relu else wanted  # by what it was rounded to
+    assert_near(found, wanted)
+    known = torch.autograd.grad(wanted, wide, slope.double())
+    assert x.grad is not None
+    assert_near(x.grad, known[0])
+    if is_summed:
+        assert weight.grad is bias.grad is None
+        by_weight, by_bias = totals[0] - 5.0, totals[1] - 7.0
+    else:
+        assert weight.grad is not None
+        assert bias.grad is not None
+        by_weight, by_bias = weight.grad, bias.grad
+    assert_near(by_weight.to(dtype), known[1])
+    assert_near(by_bias.to(dtype), known[2])
+
+
+def test_linear_without_bias_of_frozen_weights() -> None:
+    x, weight = torch.randn(3, 32, requires_grad=True), torch.randn(16, 32)
+    KERNELS.linear(x, weight, None, None, relu=False).sum().backward()
+    assert x.grad is not None
+    assert_near(x.grad, weight.sum(dim=0).expand(3, 32))
+
+
+def test_linear_that_does_not_suit() -> None:
+    x, weight = torch.zeros(2, 32), torch.zeros(64, 32)
+    assert KERNELS.suits_linear(x, weight, Rows(16, 64))
+    assert not KERNELS.suits_linear(x, weight, Rows(0, 20))
+    assert not KERNELS.suits_linear(x, torch.zeros(60, 32), None)
+    assert not KERNELS.suits_linear(x.double(), weight.double(), None)
+    assert not KERNELS.suits_linear(x, weight.to(torch.bfloat16), None)
+    assert not KERNELS.suits_linear(x[:0], weight, None)
+    with pytest.raises(ValueError, match="of a matrix of 64 rows"):
+        KERNELS.linear(x, weight, None, Rows(32, 96), relu=False)
+
+
 class Counting:
     """The kernels, and how often each was used."""
 
@@ -195,34 +250,37 @@ class Counting:
         self.used: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        def use(*given: Any) -> Any:
+        def use(*given: Any, **named: Any) -> Any:
             self.used[name] += 1
-            return getattr(KERNELS, name)(*given)
+            return getattr(KERNELS, name)(*given, **named)
 
         return use
 
 
-# The settings; then how often attention, LayerNorm and dropout are computed by kernels in a pass of two and two layers.
-DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int]]] = [
-    ({}, (6, 12, 12)),
-    ({"norm_order": "post"}, (6, 10, 12)),
-    ({"norm": "rms"}, (6, 0, 12)),
-    ({"positions": "rotary"}, (2, 12, 12)),
-    ({"positions": "relative"}, (2, 12, 12)),
-    ({"num_key_value_heads": 1}, (0, 12, 12)),
-    ({"attention_dropout": 0.1}, (0, 12, 12)),
-    ({"d_model": 60, "num_heads": 2}, (0, 0, 0)),
+# The settings; then how often attention, LayerNorm, dropout and products with a matrix are computed by kernels in a
+# pass of two and two layers.
+DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
+    ({}, (6, 12, 12, 22)),
+    ({"norm_order": "post"}, (6, 10, 12, 22)),
+    ({"norm": "rms"}, (6, 0, 12, 22)),
+    ({"positions": "rotary"}, (2, 12, 12, 22)),
+    ({"positions": "relative"}, (2, 12, 12, 22)),
+    ({"num_key_value_heads": 1}, (0, 12, 12, 22)),
+    ({"attention_dropout": 0.1}, (0, 12, 12, 22)),
+    ({"activation": "gelu"}, (6, 12, 12, 22)),
+    ({"activation": "swiglu"}, (6, 12, 12, 22)),
+    ({"d_model": 60, "num_heads": 2}, (0, 0, 0, 0)),
 ]
 
 
 @pytest.mark.parametrize(("settings", "wanted"), DISPATCHED, ids=str)
-def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int]) -> None:
+def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int, int]) -> None:
     torch.manual_seed(7)
     model = small_model(settings | {"dropout": 0.1}).train()
     counting = Counting()
     with training_with(counting):
         learn(model, *batch(model.config.pad_id), 0.1)
-    assert tuple(counting.used[name] for name in ("attend", "layer_norm", "drop_and_add")) == wanted
+    assert tuple(counting.used[name] for name in ("attend", "layer_norm", "drop_and_add", "linear")) == wanted
     assert counting.used["softmax_"] == 1
 
 
@@ -250,7 +308,17 @@ def learn(model: Transformer, source: Tensor, target: Tensor, smoothing: float) 
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("settings", [{}, {"norm_order": "post"}, {"norm": "rms"}, {"positions": "rotary"}], ids=str)
+ALIKE: list[dict[str, object]] = [
+    {},
+    {"norm_order": "post"},
+    {"norm": "rms"},
+    {"positions": "rotary"},
+    {"activation": "gelu"},
+    {"bias": False},
+]
+
+
+@pytest.mark.parametrize("settings", ALIKE, ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) -> None:
     torch.manual_seed(7)

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.training import sums
+from transduce.training.loss import projected_cross_entropy
 from transduce.training.sums import add_to, collect_gradients, forget_gradients
 
 
@@ -29,6 +31,21 @@ def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> No
     for factor in (256.0, 1.0):  # in bfloat16, 256 + 1 is 256
         loss(parameters, factor).backward()
     assert vector.tolist() == [257.0] * 2 + [514.0] * 4 + [0.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_added_directly_joins_what_pytorch_gives(dtype: torch.dtype) -> None:
+    """The output matrix is the embedding, too: the loss adds its part by itself."""
+    weight = nn.Parameter(torch.randn(6, 4).to(dtype))
+    vector = torch.zeros(24)
+    collect_gradients([weight], vector)
+    labels = torch.tensor([[1, 5]])
+    for _ in range(2):
+        projected_cross_entropy(weight[2:4][None], weight, labels, pad_id=0).total.backward()
+    wide = weight.detach().double().requires_grad_()
+    (2.0 * F.cross_entropy(wide[2:4] @ wide.t(), labels[0], reduction="sum")).backward()
+    assert wide.grad is not None
+    torch.testing.assert_close(vector.view(6, 4).double(), wide.grad, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

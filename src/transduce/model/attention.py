@@ -6,13 +6,13 @@ value.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.model.attend import attend
 from transduce.model.cache import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
+from transduce.model.fused import Rows, training_kernels
+from transduce.model.linear import Linear, linear
 from transduce.model.masks import AttentionMask, LookAheadMask
 from transduce.model.positions import EVERYWHERE, Reach
 from transduce.model.scores import Attend, ScoredAttention, build_score
@@ -55,8 +55,8 @@ class MultiHeadAttention(nn.Module):
         self.d_k = d_k
         self.d_v = d_v
         self.widths = (num_heads * d_k, self.num_key_value_heads * d_k, self.num_key_value_heads * d_v)
-        self.projection = nn.Linear(d_model, sum(self.widths), bias=bias)
-        self.output = nn.Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
+        self.projection = Linear(d_model, sum(self.widths), bias=bias)
+        self.output = Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
         self.dropout = Dropout(dropout)
         self.score = score
 
@@ -135,8 +135,7 @@ class MultiHeadAttention(nn.Module):
             lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
             return kernels.attend(self.projection(x), None, lengths, self.num_heads)
-        own, others = self._parts()
-        return kernels.attend(F.linear(x, *own), F.linear(memory, *others), lengths, self.num_heads)
+        return kernels.attend(self._queries(x), self._keys_and_values(memory), lengths, self.num_heads)
 
     @property
     def _is_plain(self) -> bool:
@@ -149,20 +148,21 @@ class MultiHeadAttention(nn.Module):
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
     def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        own, others = self._parts()
-        query = self._heads(F.linear(x, *own), self.d_k)
+        query = self._heads(self._queries(x), self.d_k)
         if cache is not None and cache.length:
             return query, *cache.content()
-        key, value = F.linear(memory, *others).split(self.widths[1:], dim=-1)
+        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
         key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
         return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
-    def _parts(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        """Weight and bias of the queries' rows, and of those of keys and values."""
-        rows = (self.widths[0], sum(self.widths[1:]))
-        own, others = self.projection.weight.split(rows)
-        own_bias, other_bias = (None, None) if self.projection.bias is None else self.projection.bias.split(rows)
-        return (own, own_bias), (others, other_bias)
+    def _queries(self, x: Tensor) -> Tensor:
+        """(B, Q, D) to (B, Q, H × K)."""
+        return linear(x, self.projection.weight, self.projection.bias, rows=Rows(0, self.widths[0]))
+
+    def _keys_and_values(self, memory: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, G × K + G × V)."""
+        rows = Rows(self.widths[0], sum(self.widths))
+        return linear(memory, self.projection.weight, self.projection.bias, rows=rows)
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
+from transduce.model.fused import training_kernels
+from transduce.model.linear import Linear, linear
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,13 +34,17 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.inner = nn.Linear(d_model, d_ff, bias=bias)
-        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.inner = Linear(d_model, d_ff, bias=bias)
+        self.outer = Linear(d_ff, d_model, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Each position by itself."""
-        return self.outer(self.dropout(self.activation(self.inner(x))))  # type: ignore[no-any-return]
+        if training_kernels() is not None and self.activation is F.relu:
+            hidden = linear(x, self.inner.weight, self.inner.bias, relu=True)
+        else:
+            hidden = self.activation(self.inner(x))
+        return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
 class GatedFeedForward(nn.Module):
@@ -52,8 +58,8 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.gate = GATES[activation]
-        self.inner = nn.Linear(d_model, 2 * d_ff, bias=bias)  # rows [gate; linear half]
-        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.inner = Linear(d_model, 2 * d_ff, bias=bias)  # rows [gate; linear half]
+        self.outer = Linear(d_ff, d_model, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,9 +5,18 @@ They are installed by whoever trains, and used by the bricks for whatever they s
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+_SUM = "sum_of_gradients"
+
+
+class Rows(NamedTuple):
+    """Of a matrix, one after another."""
+
+    start: int
+    stop: int
 
 
 class TrainingKernels(Protocol):
@@ -31,13 +40,38 @@ class TrainingKernels(Protocol):
         """
 
     def suits_rows(self, x: Tensor) -> bool:
-        """Whether the other kernels take rows of this width, in x's kind of numbers, on its device."""
+        """Whether the kernels that follow, up to `add_in_place`, take rows of this width, in x's kind of numbers, on its
+        device.
+        """
 
     def drop_and_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """residual + dropout(x), where so many of 256 elements are dropped (section 5.4); x's shape and dtype."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """(x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
+
+    def sum_rows(self, x: Tensor) -> Tensor:
+        """What the rows of x, (N, D), add up to, float32, (D,); of whatever `suits_rows` takes."""
+
+    def add_in_place(self, total: Tensor, part: Tensor) -> None:
+        """total += part, for a float32 total and a part that `suits_rows` takes, both contiguous."""
+
+    def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
+        """Whether `linear` takes them."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
+        """x · weightᵀ + bias, and with `relu` what of it is positive.
+
+        Args:
+            x: (…, I).
+            weight: (O, I). If there is a `sum_of_gradients`, its gradient is added there, and it gets none.
+            bias: (O,); the same.
+            rows: of weight and bias, if only some are asked for.
+            relu: whether what is negative becomes zero.
+
+        Returns:
+            (…, O), or as many columns as rows were asked for.
+        """
 
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""
@@ -68,3 +102,14 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
 def training_kernels() -> TrainingKernels | None:
     """Those in use."""
     return _Kernels.training
+
+
+def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
+    """From now on kernels may add the gradient by a parameter to a float32 tensor of its shape, and give it none."""
+    setattr(parameter, _SUM, total)
+
+
+def sum_of_gradients(parameter: Tensor) -> Tensor | None:
+    """Where kernels may add the gradient by a parameter; None: they give it to PyTorch."""
+    found: Tensor | None = getattr(parameter, _SUM, None)
+    return found

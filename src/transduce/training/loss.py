@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import training_kernels
+from transduce.model.fused import sum_of_gradients, training_kernels
 
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
 # the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
@@ -58,7 +58,7 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
-    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled())
+    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight))
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options
     )
@@ -70,6 +70,8 @@ class _Options(NamedTuple):
     frozen_row: int | None
     recording: bool
     """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
+    weight_sum: Tensor | None
+    """Where the matrix' gradient is added, in place of being given to PyTorch."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -100,24 +102,37 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if weight_gradient is not None:
                 _add_product(weight_gradient, probabilities.t(), x)
         # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
-        mean_logits = hidden.sum(dim=0, dtype=sums) @ weight.sum(dim=0, dtype=sums) / len(weight)
-        uniform = log_normalizer - mean_logits
+        total_hidden, total_row = _sum_rows(hidden), _sum_rows(weight)
+        uniform = log_normalizer - total_hidden @ total_row / len(weight)
+        smoothing = options.label_smoothing
         if hidden_gradient is not None:
-            hidden_gradient -= _target_embedding(weight, labels, options.label_smoothing)
+            everywhere = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
+            hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(everywhere)
         if weight_gradient is not None:
-            _subtract_target_rows(weight_gradient, hidden, labels, options.label_smoothing)
+            # Σ over n of (smoothed target of n) ⊗ hidden of n.
+            weight_gradient.index_add_(0, labels, hidden.to(sums), alpha=smoothing - 1.0)
+            weight_gradient -= total_hidden * (smoothing / len(weight))
             if options.frozen_row is not None:
                 weight_gradient[options.frozen_row] = 0.0
-        ctx.save_for_backward(hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
+        ctx.weight_sum = options.weight_sum
+        if weight_gradient is not None and options.weight_sum is None:
+            weight_gradient = weight_gradient.to(weight.dtype)
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.mark_non_differentiable(likelihood)
-        return (1.0 - options.label_smoothing) * likelihood + options.label_smoothing * uniform, likelihood
+        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        by_hidden, by_weight = (
-            None if each is None else each * gradients[0].to(each.dtype) for each in ctx.saved_tensors
-        )
-        return by_hidden, by_weight, None, None
+        by_hidden, by_weight = ctx.saved_tensors
+        slope = gradients[0]
+        if by_weight is not None and ctx.weight_sum is not None:
+            ctx.weight_sum.addcmul_(by_weight, slope.to(by_weight.dtype))
+            by_weight = None
+        return _scaled(by_hidden, slope), _scaled(by_weight, slope), None, None
+
+
+def _scaled(gradient: Tensor | None, slope: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient * slope.to(gradient.dtype)
 
 
 def _chunk_rows(weight: Tensor) -> int:
@@ -132,9 +147,14 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
+        kernels = training_kernels()
         most = _BLOCK_ROWS if total.device.type == "cpu" else len(total)
         for block, rows in zip(total.split(most), left.split(most), strict=True):
-            block += rows @ right
+            product = rows @ right
+            if kernels is not None and kernels.suits_rows(product):
+                kernels.add_in_place(block, product)
+            else:
+                block += product
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,19 +167,14 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
     return probabilities, at_label - log_probability
 
 
+def _sum_rows(x: Tensor) -> Tensor:
+    """(N, D) to (D,)."""
+    kernels = training_kernels()
+    if kernels is not None and kernels.suits_rows(x):
+        return kernels.sum_rows(x)
+    return x.sum(dim=0, dtype=_sum_dtype(x))
+
+
 def _sum_dtype(x: Tensor) -> torch.dtype:
     """What sums are taken in: float32, or float64 where the model computes in that."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _target_embedding(weight: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The rows of the matrix, mixed as the smoothed targets are: (N, D)."""
-    everywhere = weight.sum(dim=0, dtype=_sum_dtype(weight)) * (smoothing / len(weight))  # (D,)
-    return (weight[labels] * (1.0 - smoothing)).add_(everywhere.to(weight.dtype))
-
-
-def _subtract_target_rows(weight_gradient: Tensor, hidden: Tensor, labels: Tensor, smoothing: float) -> None:
-    """Σ over n of (smoothed target of n) ⊗ hidden of n, taken from the matrix' gradient in place."""
-    wide = hidden.to(weight_gradient.dtype)
-    weight_gradient.index_add_(0, labels, wide, alpha=smoothing - 1.0)
-    weight_gradient -= wide.sum(dim=0) * (smoothing / len(weight_gradient))

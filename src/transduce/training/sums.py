@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from transduce.model.fused import add_gradients_to
+
 _BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
 
 
@@ -25,10 +27,12 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
 
     A gradient of the vector's dtype is a view of its part. Another one lives from when it is complete, while the
     backward pass goes on, until it is added: it is still in the cache then, and there is room for one at a time alone.
+    Kernels may add to the vector themselves, and then there is none when it is complete.
     """
     parts = vector.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         slot = part.view(parameter.shape)
+        add_gradients_to(parameter, slot)
         if parameter.dtype == vector.dtype:
             parameter.grad = slot
         else:
@@ -45,8 +49,8 @@ def forget_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None
 
 def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
     def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        add_to(slot, parameter.grad)
-        parameter.grad = None
+        if parameter.grad is not None:
+            add_to(slot, parameter.grad)
+            parameter.grad = None
 
     return move

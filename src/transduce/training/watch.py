@@ -5,8 +5,9 @@ astray: then every batch is high, refusing does not help, and the run has to tra
 
 * **Refused** is a step with a micro-batch whose loss is not finite; or whose mean, over all its micro-batches and
   processes, is above that of the last 128 steps by more than six standard deviations (the limit of OLMo-core's
-  optimizer that skips steps), more than that mean itself (twice the mean is the limit of llm-foundry's KillLossSpike),
-  and more than 1 nat, so that a model that has learnt nearly everything may still learn from what surprises it.
+  optimizer that skips steps), more than twice that mean, and more than 3 nats. Batches hold sentences of like lengths,
+  and those of the longest ones are the hardest: in a model that has learnt the short ones well they may have more than
+  twice the mean (the limit of llm-foundry's KillLossSpike), and must still be learnt from.
 * No more than 4 steps **in a row** are refused for being high (KillLossSpike also waits for the fifth): what follows is
   taken as the new level, and the window begins anew.
 * A run has **diverged** when the mean of 64 steps is half as much again as the lowest such mean before, and 2 nats
@@ -24,7 +25,7 @@ import msgspec
 _WINDOW_STEPS = 128
 _FEWEST_STEPS = 8  # with less in the window nothing is refused for being high
 _DEVIATIONS = 6.0
-_LEAST_JUMP_NATS = 1.0
+_LEAST_JUMP_NATS, _JUMP_MEANS = 3.0, 2.0
 _MOST_REFUSED = 4
 _LEVEL_STEPS = 64
 _DIVERGED_NATS = 2.0
@@ -52,7 +53,7 @@ class LossWatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             return math.inf
         mean = fmean(self.losses)
         deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in self.losses))
-        return mean + max(_DEVIATIONS * deviation, mean, _LEAST_JUMP_NATS)
+        return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _LEAST_JUMP_NATS)
 
     def learnt(self, step: int, loss: float) -> None:
         """A step changed the weights."""

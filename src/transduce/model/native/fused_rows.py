@@ -1,4 +1,4 @@
-"""Dropout, LayerNorm and softmax in machine code, as PyTorch's automatic differentiation sees them.
+"""Dropout, LayerNorm, softmax and sums in machine code, as PyTorch's automatic differentiation sees them.
 
 Legend: N rows, D model width, V vocabulary.
 """
@@ -14,7 +14,14 @@ from torch.autograd.function import once_differentiable
 from transduce.model.native.emit import F32, I16
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
 from transduce.model.native.tile import Tile
-from transduce.model.native.training_rows import DropPlaces, NormPlaces, RowWriter, SoftmaxPlaces
+from transduce.model.native.training_rows import (
+    AddPlaces,
+    DropPlaces,
+    NormPlaces,
+    RowWriter,
+    SoftmaxPlaces,
+    SumPlaces,
+)
 
 KINDS = {torch.float32: F32, torch.bfloat16: I16}
 
@@ -56,6 +63,31 @@ def softmax_(logits: Tensor) -> Tensor:
     places = SoftmaxPlaces(logits.data_ptr(), rows, width, normalizers.data_ptr(), room.data_ptr())
     _programs(logits.dtype)["softmax"].run(*places)
     return normalizers
+
+
+def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What rows of x, (N, D), add up to, float32 (D,), and x as it was counted: as zero where the gate, (N, D), is not
+    positive.
+    """
+    counted = x if gate is None else torch.empty_like(x)
+    sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
+    open_where, kept = (0, 0) if gate is None else (gate.data_ptr(), counted.data_ptr())
+    rows, width = x.shape
+    _programs(x.dtype)["sum_columns"].run(*SumPlaces(x.data_ptr(), rows, width, sums.data_ptr(), open_where, kept))
+    return counted, sums.sum(dim=0)
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    return sum_columns(x, None)[1]
+
+
+def add_in_place(total: Tensor, part: Tensor) -> None:
+    """See `fused.TrainingKernels`."""
+    if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
+        raise ValueError(f"{_describe(part)} cannot be added to {_describe(total)}")
+    part = part.contiguous()
+    _programs(part.dtype)["add"].run(*AddPlaces(total.data_ptr(), part.data_ptr(), part.numel()))
 
 
 def _describe(x: Tensor) -> str:

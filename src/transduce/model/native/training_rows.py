@@ -1,4 +1,4 @@
-"""What training does with each row or element by itself: dropout, LayerNorm and its gradient, softmax.
+"""What training does with each row or element by itself: dropout, LayerNorm and its gradient, softmax, sums.
 
 Legend: N rows, D model width, V vocabulary.
 """
@@ -14,6 +14,7 @@ from transduce.model.native.rows import exponential
 
 _NEVER = float("-inf")
 _VECTORS = 4  # at a time
+_ROWS = 8  # whose columns are added up before they join their sums
 # The rounds of a hash of 32 bits: shift right and exclude, then multiply (none the last time).
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
 
@@ -73,10 +74,38 @@ class SoftmaxPlaces(NamedTuple):
     """float32, (threads, V + lanes)."""
 
 
-class RowWriter:
-    """Writes the programs `drop`, `norm`, `norm_back` and `softmax`."""
+class SumPlaces(NamedTuple):
+    """The numbers of `sum_columns`: what a gradient by rows adds up to."""
 
-    names = ("drop", "norm", "norm_back", "softmax")
+    source: Any
+    """(N, D)."""
+    rows: Any
+    """A number: N."""
+    width: Any
+    """A number: D, a multiple of the lanes."""
+    sums: Any
+    """float32, (threads, D), zero at first: each thread's share."""
+    gate: Any
+    """(N, D): where it is not positive, the source counts as zero. Or 0."""
+    gated: Any
+    """(N, D): the source with these zeros. For a gate alone."""
+
+
+class AddPlaces(NamedTuple):
+    """The numbers of `add`: total += part."""
+
+    total: Any
+    """float32, (count,)."""
+    part: Any
+    """(count,)."""
+    count: Any
+    """A number, a multiple of the lanes."""
+
+
+class RowWriter:
+    """Writes the programs `drop`, `norm`, `norm_back`, `softmax`, `sum_columns` and `add`."""
+
+    names = ("drop", "norm", "norm_back", "softmax", "sum_columns", "add")
 
     def __init__(self, k: Emitter, kind: Any) -> None:
         """Of elements F32, or I16 for bfloat16."""
@@ -100,6 +129,15 @@ class RowWriter:
             first, last = k.share(softmax.rows, *share)
             with k.loop(first, last) as row:
                 self._softmax(softmax, row, room)
+
+        with program(k, "sum_columns", len(SumPlaces._fields)) as (numbers, *share):
+            self._sum_columns(SumPlaces(*numbers), *share)
+        with program(k, "add", len(AddPlaces._fields)) as (numbers, *share):
+            added = AddPlaces(*numbers)
+            first, last = k.share(k.build.sdiv(added.count, k.number(k.lanes)), *share)
+            with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
+                part, there = k.load_wide(k.place(added.part), number, self.kind), k.at(k.place(added.total), number)
+                k.store(k.build.fadd(k.load_floats(there), part), there)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
         k = self.k
@@ -136,6 +174,34 @@ class RowWriter:
             bits = k.build.xor(bits, k.build.lshr(bits, k.all_ints(shift)))
             bits = k.build.xor(k.build.mul(bits, k.all_ints(factor)), high)
         return k.build.lshr(bits, k.all_ints(24))
+
+    # --- sums over rows ----------------------------------------------------------------------------------------------
+
+    def _sum_columns(self, given: SumPlaces, thread: Value, threads: Value) -> None:
+        """A thread takes some rows, several at a time, and of them all columns."""
+        k = self.k
+        sums = k.at(k.place(given.sums), k.times(thread, given.width))
+        start, stop = k.share(given.rows, thread, threads)
+        whole = k.sum_of(start, k.times(k.build.sdiv(k.build.sub(stop, start), k.number(_ROWS)), _ROWS))
+        for first, last, count in ((start, whole, _ROWS), (whole, stop, 1)):
+            with k.loop(first, last, count) as row, k.loop(0, given.width, k.lanes) as column:
+                total = k.load_floats(sums, column)
+                for number in range(count):
+                    total = k.build.fadd(total, self._gated(given, k.sum_of(row, number), column))
+                k.store(total, k.at(sums, column))
+
+    def _gated(self, given: SumPlaces, row: Value, column: Value) -> Value:
+        """Of the source, what passes the gate; and it is written."""
+        k = self.k
+        value = self._load(given.source, row, given.width, column)
+        found = k.variable(value)
+        with k.where(k.build.icmp_signed("!=", given.gate, k.number(0))):
+            gate = self._load(given.gate, row, given.width, column)
+            is_closed = k.build.fcmp_ordered("<=", gate, k.splat(0.0))
+            gated = k.build.select(is_closed, k.splat(0.0), value)
+            self._store(gated, given.gated, row, given.width, column)
+            k.store(gated, found)
+        return k.get(found, value)
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
