@@ -40,9 +40,7 @@ class TrainingKernels(Protocol):
         """
 
     def suits_rows(self, x: Tensor) -> bool:
-        """Whether the kernels that follow, up to `add_in_place`, take rows of this width, in x's kind of numbers, on its
-        device.
-        """
+        """Whether the kernels from here to `add_in_place` take rows of this width, in x's kind, on its device."""
 
     def drop_and_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """residual + dropout(x), where so many of 256 elements are dropped (section 5.4); x's shape and dtype."""
