@@ -48,6 +48,15 @@ def test_what_is_added_directly_joins_what_pytorch_gives(dtype: torch.dtype) -> 
     torch.testing.assert_close(vector.view(6, 4).double(), wide.grad, rtol=0.02, atol=0.05)
 
 
+def test_hooks_see_what_they_wait_for() -> None:
+    weight = nn.Parameter(torch.randn(6, 4))
+    vector = torch.zeros(24)
+    collect_gradients([weight], vector)
+    weight.register_hook(lambda gradient: gradient * 0.0)
+    projected_cross_entropy(torch.ones(1, 2, 4), weight, torch.tensor([[1, 5]]), pad_id=0).total.backward()
+    assert vector.tolist() == [0.0] * 24
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_left_of_a_pass_that_was_cut(dtype: torch.dtype) -> None:
     parameters = parameters_of(dtype)

@@ -108,6 +108,6 @@ def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
 
 
 def sum_of_gradients(parameter: Tensor) -> Tensor | None:
-    """Where kernels may add the gradient by a parameter; None: they give it to PyTorch."""
-    found: Tensor | None = getattr(parameter, _SUM, None)
+    """Where kernels may add the gradient by a parameter; None: they give it to PyTorch, for its hooks to see."""
+    found: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
     return found
