@@ -243,6 +243,11 @@ def test_linear_that_does_not_suit() -> None:
         KERNELS.linear(x, weight, None, Rows(32, 96), relu=False)
 
 
+def test_sums_of_what_does_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch.bfloat16 \(2, 32\) cannot be added to torch.float32 \(3, 32\)"):
+        KERNELS.add_in_place(torch.zeros(3, 32), torch.zeros(2, 32, dtype=torch.bfloat16))
+
+
 class Counting:
     """The kernels, and how often each was used."""
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.fused import training_kernels
-from transduce.model.linear import Linear, linear
+from transduce.model.linear import Linear
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Each position by itself."""
         if training_kernels() is not None and self.activation is F.relu:
-            hidden = linear(x, self.inner.weight, self.inner.bias, relu=True)
+            hidden = self.inner(x, relu=True)
         else:
             hidden = self.activation(self.inner(x))
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]

@@ -20,6 +20,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows | None 
 class Linear(nn.Linear):
     """x · weightᵀ + bias, (…, I) to (…, O)."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """All rows."""
-        return linear(input, self.weight, self.bias)
+    def forward(self, input: Tensor, *, relu: bool = False) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
+        """All rows; with `relu`, what of them is positive."""
+        return linear(input, self.weight, self.bias, relu=relu)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.model.fused import sum_of_gradients, training_kernels
+from transduce.training.sums import add_to
 
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
 # the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
@@ -147,14 +148,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
-        kernels = training_kernels()
         most = _BLOCK_ROWS if total.device.type == "cpu" else len(total)
         for block, rows in zip(total.split(most), left.split(most), strict=True):
-            product = rows @ right
-            if kernels is not None and kernels.suits_rows(product):
-                kernels.add_in_place(block, product)
-            else:
-                block += product
+            add_to(block, rows @ right)
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from transduce.model.fused import add_gradients_to
+from transduce.model.fused import add_gradients_to, training_kernels
 
 _BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
 
@@ -14,6 +14,10 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
     PyTorch's own sum copies the whole part into the dtype of the total first.
     """
+    kernels = training_kernels() if total.dtype != part.dtype and part.dim() else None
+    if kernels is not None and kernels.suits_rows(part):
+        kernels.add_in_place(total, part)
+        return
     if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
         total += part
         return

@@ -129,7 +129,6 @@ class RowWriter:
             first, last = k.share(softmax.rows, *share)
             with k.loop(first, last) as row:
                 self._softmax(softmax, row, room)
-
         with program(k, "sum_columns", len(SumPlaces._fields)) as (numbers, *share):
             self._sum_columns(SumPlaces(*numbers), *share)
         with program(k, "add", len(AddPlaces._fields)) as (numbers, *share):
