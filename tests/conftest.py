@@ -4,7 +4,7 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from transduce.runtime.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
+_BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 # Workers run side by side; torch reads this when it is first imported, which no test has done yet.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -133,3 +136,16 @@ def translator(trained: Path) -> "Translator":
     from transduce.runtime.translator import load
 
     return load(trained, precision="fp32", device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """Chromium, as the system has it; without it the test is skipped."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
+    program = next((each for each in _BROWSERS if Path(each).exists()), None)
+    if program is None:
+        pytest.skip("Chromium is not installed: no browser tests")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

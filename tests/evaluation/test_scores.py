@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from sacrebleu import __version__ as sacrebleu_version
 
 from transduce.errors import TransduceError
 from transduce.evaluation import Score, ScoreReport, score
+from transduce.evaluation.scores import words_a_line
 
 ENGLISH = [
     "I really care about your future.",
@@ -166,10 +168,10 @@ def test_references_are_identified_by_the_hash_of_their_file() -> None:
 def test_text_and_notebook_forms() -> None:
     assert str(Score("BLEU", 38.327, "nrefs:1|tok:13a")) == "BLEU 38.33  nrefs:1|tok:13a"
     assert Score("chrF", 5, "a<b")._repr_html_() == "<b>chrF 5.00</b> <code>a&lt;b</code>"
-    report = score(["a cat ."] * 4, ["a cat."] * 4, target_language="en", decoding={"name": "<x>"})
+    report = score(["it is a cat ."] * 4, ["it is a cat."] * 4, target_language="en", decoding={"name": "<x>"})
     lines = str(report).split("\n")
     assert lines[:2] == [str(report.bleu), str(report.chrf)]
-    assert lines[2].startswith("4 sentences, 0 equal to the reference; 12 tokens against 12, brevity penalty 1.000")
+    assert lines[2].startswith("4 sentences, 0 equal to the reference; 20 tokens against 20, brevity penalty 1.000")
     assert lines[-1] == f"warning: {report.warnings[0]}"
     assert "decoding: name=&lt;x&gt;<br>warning: The hypotheses look" in report._repr_html_()
 
@@ -185,14 +187,32 @@ def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest
 
 
 def test_a_few_lines_with_a_loose_full_stop_are_no_reason_to_warn() -> None:
-    output = ["He left ."] * 99 + ["He left."] * 101
-    assert score(output, ["He left."] * 200, target_language="en").warnings == ()
+    output = ["He has left ."] * 99 + ["He has left."] * 101
+    assert score(output, ["He has left."] * 200, target_language="en").warnings == ()
 
 
 def test_empty_lines_are_noticed() -> None:
-    report = score(["", "He left."], ["She came.", "He left."], target_language="en")
+    report = score(["", "He has left."], ["She is here.", "He has left."], target_language="en")
     assert report.warnings == ("Empty lines among the hypotheses: 1 of 2.",)
     assert score(["", " "], ["a", "b"], target_language="en").bleu.value == 0
+
+
+def test_references_that_are_too_short_for_bleu_are_noticed() -> None:
+    """One word has no run of four: BLEU is 0 however good the words are."""
+    report = score(["apple", "pear", ""], ["apple", "pear", ""], target_language="en")
+    assert report.bleu.value == 0
+    assert report.chrf.value == pytest.approx(100)
+    assert report.warnings[0] == (
+        "The references have 1.0 words on average, and BLEU counts runs of 4: "
+        "chrF and the lines equal to the reference tell more."
+    )
+    assert score(["an apple is"], ["an apple is"], target_language="en", tokenize="char").warnings == ()
+
+
+def test_words_are_counted_as_bleu_counts_them() -> None:
+    assert words_a_line(["a cat.", "", "2007-10-25"], "en") == (3 + 5) / 2
+    assert words_a_line(["我爱你。"], "zh") == 4
+    assert words_a_line(["", " "], "en") == math.inf
 
 
 def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,8 @@ def test_settings_reach_the_metrics() -> None:
 
 
 def test_warnings_name_the_system() -> None:
-    result = compare(["", "b"], ["a", "b"], ["a", "b"], target_language="en", names=("old", "new"))
+    lines = ["a b c d", "b c d e"]
+    result = compare(["", lines[1]], lines, lines, target_language="en", names=("old", "new"))
     assert result.warnings == ("Empty lines among the hypotheses of old: 1 of 2.",)
 
 

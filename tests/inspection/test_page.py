@@ -25,7 +25,7 @@ from transduce.search.settings import SamplingSettings, SearchSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 SENTENCE = "今天老师喜欢苹果。"
 BEAM = SearchSettings(beam_size=3)
@@ -262,28 +262,18 @@ def test_a_table_escapes_what_it_shows() -> None:
 
 
 @pytest.fixture(scope="module")
-def page(inspection: Inspection, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Page]":
+def page(inspection: Inspection, browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Page]":
     """The page in Chromium, which may talk to nobody."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(inspection.to_html(), encoding="utf-8")
-    with api.sync_playwright() as playwright:
-        browser = next(
-            (each for each in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(each).exists()), None
-        )
-        if browser is None:
-            pytest.skip("Chromium is not installed: no browser tests")
-        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        opened = chromium.new_page(locale="en-US")
-        errors: list[str] = []
-        opened.on("pageerror", lambda error: errors.append(str(error)))
-        opened.on(
-            "request", lambda request: errors.append(request.url) if not request.url.startswith("file:") else None
-        )
-        opened.goto(path.as_uri())
-        yield opened
-        chromium.close()
-        assert errors == []
+    opened = browser.new_page(locale="en-US")
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("request", lambda request: errors.append(request.url) if not request.url.startswith("file:") else None)
+    opened.goto(path.as_uri())
+    yield opened
+    opened.close()
+    assert errors == []
 
 
 def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: Inspection) -> None:

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 SENTENCE = "今天老师喜欢苹果。"
 OTHER = "我吃鱼。"
-BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +29,6 @@ def live(serve: Any, translator: Translator) -> Iterator[Any]:
     models = [ServedModel(translator, languages=pair) for pair in (("zh", "en"), ("en", "zh"))]
     with serve(*models, views=page_views()) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
-    program = next((each for each in BROWSERS if Path(each).exists()), None)
-    if program is None:
-        pytest.skip("Chromium is not installed: no browser tests")
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Opened:

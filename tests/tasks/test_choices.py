@@ -295,6 +295,9 @@ def test_every_choice_says_why(pairs: int) -> None:
 def test_the_best_model_is_told_by_bleu_where_anything_is_translated() -> None:
     assert choose_best_by(500).value == "bleu"
     assert choose_best_by(0).value == "loss"
+    assert choose_best_by(0, words=1.0).value == "loss"
+    assert choose_best_by(500, words=3.9).value == "chrf"
+    assert choose_best_by(500, words=4.0).value == "bleu"
 
 
 def test_patience_outlasts_the_middle_of_a_run() -> None:

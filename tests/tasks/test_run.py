@@ -180,6 +180,16 @@ def test_the_languages_are_said_and_how_to_name_them(
     assert re.search(r"data\.languages +zh en  as you said\n", capsys.readouterr().err)
 
 
+def test_words_one_by_one_are_judged_by_characters(
+    write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BLEU of single words is 0, whatever the model has learnt."""
+    numbers = [f"{number:03}" for number in range(1000)]
+    source, target = write_lines("a.zh", numbers), write_lines("a.en", [number[::-1] for number in numbers])
+    train(out=tmp_path / "run", source=source, target=target, dry_run=True, device="cpu", threads=1)
+    assert re.search(r"training\.best_by +chrf  dev references have 1\.0 words on average", capsys.readouterr().err)
+
+
 def test_dev_lines_that_are_no_text_are_left_out_of_all_that_is_judged(
     toy_settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -229,6 +239,7 @@ def test_metrics_have_each_report_once(trained: Path) -> None:
     validations = [event for event in map(json.loads, lines) if event["event"] == "validation"]
     assert [event["step"] for event in validations] == [20, 40, 60, 80]
     assert all(event["signature"].startswith("nrefs:1") and len(event["samples"]) == 3 for event in validations)
+    assert all(0.0 <= event["scores"]["exact_match"] <= 1.0 for event in validations)
 
 
 def test_tensorboard_shows_the_same(trained: Path) -> None:

@@ -382,9 +382,10 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
 class Script:
     """A validator that reads losses from a list, and what was kept on its word."""
 
-    def __init__(self, losses: list[float], bleu: list[float] | None = None) -> None:
+    def __init__(self, losses: list[float], bleu: list[float] | None = None, perfect: tuple[int, ...] = ()) -> None:
         self.losses = losses
         self.bleu = bleu
+        self.perfect = perfect
         self.steps: list[int] = []
         self.kept: list[int | None] = []
 
@@ -394,7 +395,11 @@ class Script:
         self.steps.append(step)
         loss = self.losses[number]
         return ValidationEvent(
-            step=step, loss=loss, perplexity=math.exp(loss), bleu=None if self.bleu is None else self.bleu[number]
+            step=step,
+            loss=loss,
+            perplexity=math.exp(loss),
+            bleu=None if self.bleu is None else self.bleu[number],
+            perfect=step in self.perfect,
         )
 
     def keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
@@ -435,6 +440,30 @@ def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path, make_setti
     newest, _ = load_newest(tmp_path / "checkpoints")
     assert newest is not None
     assert (newest.state.step, newest.state.best_value) == (10, -0.5)
+
+
+def test_a_run_ends_once_all_of_the_dev_set_was_right_twice_in_a_row(tmp_path: Path, make_settings: Make) -> None:
+    """Once may be luck; the model of the two with the lower loss is kept."""
+    script = Script([1.0] * 10, bleu=[100.0, 99.0, 100.0, 100.0, 100.0], perfect=(2, 6, 8, 10))
+    result = run_validated(tmp_path, make_settings(steps=20, validate_every=2, best_by="bleu", patience=6), script)
+    assert (result.reason, result.step) == ("all of the dev set right 2 times in a row", 8)
+    assert result.best_step == 2
+
+
+def test_a_perfect_validation_is_remembered_across_a_resume(tmp_path: Path, make_settings: Make) -> None:
+    settings = make_settings(steps=20, validate_every=2, patience=6)
+    run_validated(tmp_path, make_settings(steps=2, validate_every=2, patience=6), Script([1.0], perfect=(2,)))
+    resumed = Setup(tmp_path, settings, validate=Script([1.0], perfect=(4,)).validate)
+    assert resumed.trainer.resume()
+    assert resumed.trainer.run().step == 4
+    again = Setup(tmp_path, settings, validate=Script([]).validate)
+    assert again.trainer.resume()
+    assert again.trainer.run().reason == "all of the dev set right 2 times in a row"
+
+
+def test_without_patience_a_perfect_run_goes_on(tmp_path: Path, make_settings: Make) -> None:
+    script = Script([1.0] * 4, perfect=(2, 4, 6, 8))
+    assert run_validated(tmp_path, make_settings(validate_every=2, patience=0), script).reason == "finished"
 
 
 def test_patience_is_counted_across_a_resume(tmp_path: Path, make_settings: Make) -> None:

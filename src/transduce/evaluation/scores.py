@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -30,6 +31,9 @@ SCRIPT_SAMPLE_LINES = 200
 # sacreBLEU's own threshold for "this looks tokenized"; a small set is judged by the share of its lines.
 TOKENIZED_LINES = 100
 TOKENIZED_SHARE = 0.5
+# BLEU counts runs of one to so many words.
+BLEU_WORDS = 4
+COUNTED_LINES = 1000
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -146,6 +150,18 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
     return bleu, CHRF(lowercase=lowercase, references=cached)
 
 
+def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
+    """How many words the first lines have on average, as BLEU counts them, empty lines aside; infinitely many where
+    there are no others.
+    """
+    counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
+    if not counted:
+        return math.inf
+    bleu, _ = make_metrics(choose_tokenizer(target_language, tokenize).name, lowercase=False)
+    score: BLEUScore = bleu.corpus_score(counted, [counted])
+    return score.ref_len / len(counted)
+
+
 def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
     """Raise TransduceError unless the named lists of lines are equally long and not empty."""
     for name, group in lines.items():
@@ -193,7 +209,8 @@ def find_warnings(
     named = {**systems, "references": references}
     found = [
         choice.reason,
-        _language_warning(references, choice.name, target_language),
+        _language_warning(references, choice.name, target_language)
+        or _shortness_warning(references, choice.name, target_language),
         *(_tokenized_warning(name, lines, choice.name) for name, lines in named.items()),
         *(_empty_warning(name, lines) for name, lines in named.items()),
     ]
@@ -213,6 +230,16 @@ def _language_warning(references: Sequence[str], tokenizer: str, target_language
             f"say their language (for example zh), which is {target_language or 'not given'}."
         )
     return None
+
+
+def _shortness_warning(references: Sequence[str], tokenizer: str, target_language: str | None) -> str | None:
+    words = words_a_line(references, target_language, tokenizer)
+    if words >= BLEU_WORDS:
+        return None
+    return (
+        f"The references have {words:.1f} words on average, and BLEU counts runs of {BLEU_WORDS}: "
+        "chrF and the lines equal to the reference tell more."
+    )
 
 
 def is_written_without_spaces(lines: Sequence[str]) -> bool:

@@ -183,7 +183,7 @@ class Classification(TextKind):
         factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
-    def choose_best_by(self, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Accuracy, which goes on rising after the loss has turned."""
         return Choice(ACCURACY, "of the dev texts")
 

@@ -230,7 +230,7 @@ class TaskKind(ABC, Generic[C]):
             return choose_learning_rate(d_model, schedule, warmup_steps, optimizer=optimizer)
         return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
-    def choose_best_by(self, translated: int) -> Choice[BestBy]:
+    def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""
         return choose_best_by(translated)
 

@@ -120,7 +120,7 @@ class Parsing(Translation):
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
 
-    def choose_best_by(self, translated: int) -> Choice[BestBy]:
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """F1, where sentences are parsed."""
         if translated:
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")

@@ -9,6 +9,7 @@ from transduce.errors import TransduceError
 from transduce.interop.word_vectors import vector_width
 from transduce.model.config import ModelConfig
 from transduce.runtime.machine import Machine
+from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import ModelSettings, Settings, TaskSettings, VocabularySettings
@@ -253,12 +254,12 @@ def resolve_training(
     model: ModelConfig,
     machine: Machine,
     *,
-    pairs: int,
-    epoch_tokens: int,
+    corpus: RunCorpus,
     account: Account,
 ) -> ResolvedTraining:
-    """How to train, from the corpus' size in pieces and the machine."""
+    """How to train, from the corpus and the machine."""
     kind, said, take = kind_of(settings.task.kind), settings.training, account.take
+    pairs, epoch_tokens = corpus.pairs, corpus.target_tokens
     translated = said.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
         "training.batch_tokens", said.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)
@@ -308,7 +309,7 @@ def resolve_training(
         compile=_resolve_compile(said.compile, machine.device, account),
         kernels=_resolve_kernels(said.kernels, machine, account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
-        best_by=take("training.best_by", said.best_by, kind.choose_best_by(translated)),
+        best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),
         patience=take("training.patience", said.patience, choose_patience()),
         translate_dev=translated,
         lora_alpha=take("training.lora_alpha", said.lora_alpha, usual_alpha(said.lora_rank))

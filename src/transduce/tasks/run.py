@@ -138,8 +138,7 @@ class Run:
             settings,
             model,
             self.machine,
-            pairs=corpus.pairs,
-            epoch_tokens=corpus.target_tokens,
+            corpus=corpus,
             account=account,
         )
         return ResolvedSettings(

@@ -202,7 +202,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
         return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
 
-    def choose_best_by(self, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+    def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Forecasts, which is what the model is for."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 

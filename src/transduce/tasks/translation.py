@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
-from transduce.evaluation.scores import ScoreReport, score
+from transduce.evaluation.scores import ScoreReport, score, words_a_line
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -35,10 +35,13 @@ from transduce.text.language_profiles import FILE_NAME as PROFILES_FILE
 from transduce.text.language_profiles import learn_profiles
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.ahead import to_device
-from transduce.training.choices import Preset
+from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.settings import BestBy
 
+# Of so many that were all right, at most 3 % of all others are wrong, by 95 %.
+_MANY_SENTENCES = 100
 _PROFILE_PAIRS = 10_000  # half a million characters tell languages apart
 
 
@@ -124,6 +127,8 @@ class DevSet:
             bleu=report.bleu.value,
             chrf=report.chrf.value,
             signature=report.bleu.signature,
+            scores={"exact_match": report.exact_match / report.sentences},
+            perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
             samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
         )
 
@@ -134,7 +139,7 @@ class Translation(TextKind):
     name = "translation"
     may_be_prepared = True
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
-    measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf")
+    measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
 
     def text(self, data: DataSettings) -> TaskText:
@@ -148,6 +153,10 @@ class Translation(TextKind):
             found |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
             found |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return found
+
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
+        """BLEU; chrF where references are too short for it; the loss where nothing is translated."""
+        return choose_best_by(translated, words=words_a_line(corpus.dev_targets[:translated], corpus.languages[1]))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Teacher-forced cross-entropy with label smoothing."""

@@ -46,6 +46,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     best_by: BestBy | None = None
     """What the value is of; None where nobody said."""
     validations_without_better: int
+    perfect_validations: int = 0
+    """How many of the last ones found nothing wrong."""
     elapsed_seconds: float
     """Of training, over all the run's processes so far."""
     validation_due: bool = False

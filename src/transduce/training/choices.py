@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from transduce.evaluation.scores import BLEU_WORDS
 from transduce.model.fast import why_no_kernels
 from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
@@ -362,11 +363,14 @@ def choose_kernels(device: str, threads: int) -> Choice[Kernels]:
     return Choice("native", "written for this processor: fewer passes over what lies between the products")
 
 
-def choose_best_by(translated: int) -> Choice[BestBy]:
+def choose_best_by(translated: int, words: float = math.inf) -> Choice[BestBy]:
     """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
-    right more often all the same. The loss where nothing is translated. Classification goes by accuracy, parsing by
-    bracket F1, time series by skill.
+    right more often all the same. chrF, which counts characters, where the references have fewer than four words on
+    average: BLEU counts runs of four. The loss where nothing is translated. Classification goes by accuracy, parsing
+    by bracket F1, time series by skill.
     """
+    if translated and words < BLEU_WORDS:
+        return Choice("chrf", f"dev references have {words:.1f} words on average, and BLEU counts runs of {BLEU_WORDS}")
     if translated:
         return Choice("bleu", f"of {translated:,} dev sentences at most, translated at each validation")
     return Choice("loss", "no dev sentence is translated")

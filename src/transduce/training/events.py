@@ -45,6 +45,8 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     signature: str | None = None
     scores: dict[str, float] = {}
     """What else the task measures, by name; a model may be chosen by those that are better the greater they are."""
+    perfect: bool = False
+    """Whether everything measured was right, and that was much: a better model could not be told from this one."""
     samples: list[tuple[str, str, str]] = []
     """Source, reference, translation."""
     validation_seconds: float = 0.0
@@ -84,7 +86,7 @@ class EventLog:
         with contextlib.suppress(OSError):
             self._write_waiting()
             for name, value in msgspec.to_builtins(event).items():
-                if isinstance(value, int | float) and name != "step":
+                if isinstance(value, int | float) and name not in ("step", "perfect"):
                     self._tensorboard.scalar(f"{kind}/{name}", float(value), event.step)
             for name, value in ({} if isinstance(event, TrainEvent) else event.scores).items():
                 self._tensorboard.scalar(f"{kind}/{name}", value, event.step)

@@ -5,7 +5,6 @@ It knows neither text nor translation: the loss of a batch and the validation ar
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from transduce.training.precautions import Precautions
 from transduce.training.processes import joined_processes
 from transduce.training.rates import rates_of_step
 from transduce.training.report import StepSums
+from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 from transduce.training.surroundings import Surroundings, differences
 from transduce.training.watch import LossWatch
@@ -56,7 +56,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     best_value: float | None
     elapsed_seconds: float
     reason: str
-    """"finished", "no improvement", or the signal that stopped it."""
+    """"finished", why no better model was to be expected, or the signal that stopped it."""
 
 
 class Trainer:
@@ -88,10 +88,7 @@ class Trainer:
         self.steps = settings.steps
         self.step = 0
         self.elapsed_seconds = 0.0
-        self.best_step: int | None = None
-        self.best_value: float | None = None
-        self.best_loss = 0.0
-        self.validations_without_better = 0
+        self._selection = Selection(settings)
         self._validation_due = False
         self._asked_together = False
         self._report = StepSums()
@@ -118,10 +115,15 @@ class Trainer:
         self.optimizer.load_state(checkpoint.whole, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
-        self.best_step, self.best_value, self.best_loss = state.best_step, state.best_value, state.best_loss
-        self.validations_without_better = state.validations_without_better
-        if state.best_by not in (None, self.settings.best_by):
-            self.best_value, self.validations_without_better = None, 0  # of another measure: the next one is the best
+        # What was best by another measure cannot be compared: the next validation is the best so far.
+        same = state.best_by in (None, self.settings.best_by)
+        self._selection.best = Best(
+            step=state.best_step,
+            value=state.best_value if same else None,
+            loss=state.best_loss,
+            since=state.validations_without_better if same else 0,
+            perfect=state.perfect_validations,
+        )
         self._validation_due = state.validation_due
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
@@ -157,8 +159,8 @@ class Trainer:
         return TrainResult(
             step=self.step,
             steps=self.steps,
-            best_step=self.best_step,
-            best_value=self.best_value,
+            best_step=self._selection.best.step,
+            best_value=self._selection.best.value,
             elapsed_seconds=self.elapsed_seconds,
             reason=reason,
         )
@@ -175,8 +177,8 @@ class Trainer:
         started_at = time.monotonic() - self.elapsed_seconds
         if self._validation_due:
             self._validate(log, interruption)
-        if self._out_of_patience():
-            return "no improvement"
+        if (reason := self._selection.why_to_stop()) is not None:
+            return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
         while self.steps is None or self.step < self.steps:
@@ -193,8 +195,8 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
                 raise AbandonedError
-            if self._out_of_patience():
-                return "no improvement"
+            if (reason := self._selection.why_to_stop()) is not None:
+                return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with surviving_a_full_disk(self.display.say, "The checkpoint"):
                     self._save()
@@ -326,26 +328,14 @@ class Trainer:
                 event = self.validate(weights, self.step)
             self.model.train()
             self._judge(event, weights, log)
-        best = (self.best_step, self.best_value, self.best_loss, self.validations_without_better)
-        best = self.processes.share(best, tuple[int | None, float | None, float, int])
-        self.best_step, self.best_value, self.best_loss, self.validations_without_better = best
+        self._selection.best = self.processes.share(self._selection.best, Best)
         self._validation_due = False
 
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
-        scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
-        scores.update(event.scores)
-        measured = scores.get(self.settings.best_by)
-        # The worst there is stands for what is no number: checkpoints keep both, and JSON knows finite numbers alone.
-        value = measured if measured is not None and math.isfinite(measured) else -sys.float_info.max
-        loss = event.loss if math.isfinite(event.loss) else sys.float_info.max
-        best = self.best_value is None or (value, -loss) > (self.best_value, -self.best_loss)
+        better = self._selection.is_better(event)
         log.write(event)
-        self.display.validation(event, best=best)
-        if best and self._keep(weights, event):
-            self.best_step, self.best_value, self.best_loss = self.step, value, loss
-            self.validations_without_better = 0
-        else:
-            self.validations_without_better += 1
+        self.display.validation(event, best=better)
+        self._selection.note(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
         """Has the model folder written; False where the disk is full, which only at the last step ends a run."""
@@ -359,19 +349,18 @@ class Trainer:
             return True
         return False
 
-    def _out_of_patience(self) -> bool:
-        return 0 < self.settings.patience <= self.validations_without_better
-
     def _save(self) -> None:
+        best = self._selection.best
         state = RunState(
             step=self.step,
             updates=self.optimizer.updates,
             steps=self.steps,
-            best_step=self.best_step,
-            best_value=self.best_value,
-            best_loss=self.best_loss,
+            best_step=best.step,
+            best_value=best.value,
+            best_loss=best.loss,
             best_by=self.settings.best_by,
-            validations_without_better=self.validations_without_better,
+            validations_without_better=best.since,
+            perfect_validations=best.perfect,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,
             report=self._report,

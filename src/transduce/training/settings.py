@@ -10,7 +10,7 @@ from transduce.training.schedule import ScheduleName
 Precision = Literal["fp32", "bf16"]
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
-BestBy = Literal["loss", "bleu", "chrf", "accuracy", "f1", "skill"]
+BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill"]
 # What LoRA can adapt in a layer.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 
@@ -100,7 +100,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
-        if self.best_by in ("bleu", "chrf", "f1") and not self.translate_dev:
+        if self.best_by in ("bleu", "chrf", "exact_match", "f1") and not self.translate_dev:
             raise TransduceError(
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
                 "raise it, or choose `loss`."
