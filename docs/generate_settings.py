@@ -67,7 +67,8 @@ MEANINGS = {
     "training.validate_every": "Steps between validations.",
     "training.save_every": "Steps between checkpoints.",
     "training.best_by": "What the dev set is judged by: the model that is best is kept.",
-    "training.patience": "Training stops after so many validations without a better one, or once two in a row found all of 100 dev sentences or more right; 0: never.",
+    "training.patience": "Training stops after so many validations without a better one, or once all of 100 dev "
+    "sentences or more were right twice in a row; 0: never.",
     "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
     "search.max_length_factor": "At most source pieces × factor + `max_length_extra` new pieces.",
     "search.max_length_extra": "See `max_length_factor`.",
