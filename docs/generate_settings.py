@@ -66,6 +66,8 @@ MEANINGS = {
     "training.report_every": "Steps between reports.",
     "training.validate_every": "Steps between validations.",
     "training.save_every": "Steps between checkpoints.",
+    "training.adapt_dropout": "Dropout is turned off at a validation that finds that the step before is told better "
+    "with it than without: a model that sorts or counts may come to need the noise.",
     "training.best_by": "What the dev set is judged by: the model that is best is kept.",
     "training.patience": "Training stops after so many validations without a better one, or once all of 100 dev "
     "sentences or more were right twice in a row; 0: never.",
@@ -114,6 +116,7 @@ UNSAID = {
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",
     "training.patience": "`6`",
+    "training.adapt_dropout": "true where no dropout is said",
     "training.lora_alpha": "`2 × lora_rank`",
     "word_vectors.source": "none",
     "word_vectors.target": "none",

@@ -190,6 +190,24 @@ def test_words_one_by_one_are_judged_by_characters(
     assert re.search(r"training\.best_by +chrf  dev references have 1\.0 words on average", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("said", "adapts"),
+    [
+        ({}, True),
+        ({"model.dropout": 0.2}, False),
+        ({"model.attention_dropout": 0.0}, False),
+        ({"model.dropout": 0.2, "training.adapt_dropout": True}, True),
+        ({"training.adapt_dropout": False}, False),
+    ],
+)
+def test_dropout_that_somebody_asked_for_is_not_turned_off(
+    toy_settings: dict[str, Any], tmp_path: Path, said: dict[str, Any], adapts: bool
+) -> None:
+    chosen = {name: value for name, value in toy_settings.items() if name != "model.dropout"}
+    train(out=tmp_path / "run", settings=chosen | {"training.steps": 1} | said, device="cpu", threads=1)
+    assert read_stored(tmp_path / "run" / "settings.toml").training.adapt_dropout is adapts
+
+
 def test_dev_lines_that_are_no_text_are_left_out_of_all_that_is_judged(
     toy_settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -58,6 +58,10 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        self.set(p)
+
+    def set(self, p: float) -> None:
+        """Drops with another probability from now on."""
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
 

@@ -309,6 +309,7 @@ def resolve_training(
         compile=_resolve_compile(said.compile, machine.device, account),
         kernels=_resolve_kernels(said.kernels, machine, account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
+        adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),
         patience=take("training.patience", said.patience, choose_patience()),
         translate_dev=translated,
@@ -348,6 +349,11 @@ def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], acco
     shown = Choice("later" if choice.value is None else choice.value, choice.reason)
     account.take("training.weight_decay", None, shown)
     return choice.value
+
+
+def _adapts_dropout(settings: Settings) -> bool:
+    said, model = settings.training.adapt_dropout, settings.model
+    return {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if said is None else said
 
 
 def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:

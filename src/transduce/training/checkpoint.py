@@ -52,6 +52,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Of training, over all the run's processes so far."""
     validation_due: bool = False
     """A signal came during the validation of this step: on resume it comes first."""
+    dropout_off: bool = False
+    """It did harm (training/dropout_watch.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Of the steps since the last report."""
     losses: LossWatch = msgspec.field(default_factory=LossWatch)

@@ -6,7 +6,7 @@ It knows neither text nor translation: the loss of a batch and the validation ar
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.training.ahead import Batches
 from transduce.training.checkpoint import Checkpoint, RunState, load_newest
+from transduce.training.dropout_watch import DropoutWatch
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
 from transduce.training.exhaustion import explaining_exhaustion, surviving_a_full_disk, try_batches
@@ -89,6 +90,7 @@ class Trainer:
         self.step = 0
         self.elapsed_seconds = 0.0
         self._selection = Selection(settings)
+        self._dropout = DropoutWatch(model)
         self._validation_due = False
         self._asked_together = False
         self._report = StepSums()
@@ -124,6 +126,8 @@ class Trainer:
             since=state.validations_without_better if same else 0,
             perfect=state.perfect_validations,
         )
+        if state.dropout_off:
+            self._dropout.turn_off()
         self._validation_due = state.validation_due
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
@@ -182,7 +186,7 @@ class Trainer:
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
         while self.steps is None or self.step < self.steps:
-            self._take_step(interruption)
+            parts, sums = self._take_step(interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             self._decide_steps()
             self.display.advance(self.step, self.steps, self._report.text())
@@ -191,6 +195,7 @@ class Trainer:
                 self._write_report(log)
             self._stop_where_nothing_is_learnt()
             if self._is_due(self.settings.validate_every, last):
+                self._watch_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
@@ -213,8 +218,8 @@ class Trainer:
     def _explaining_exhaustion(self, what: str) -> Any:
         return explaining_exhaustion(what, self.settings.batch_tokens, self.settings.accumulate)
 
-    def _take_step(self, interruption: Interruption) -> None:
-        """One update.
+    def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
+        """One update. Returns what it learnt from: of this process, and the sums over all.
 
         Raises:
             AbandonedError: a signal came before all gradients were there; nothing was updated.
@@ -241,6 +246,15 @@ class Trainer:
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
         self._asked_together = sums.stop > 0 and self.processes.count > 1
+        return parts, sums
+
+    def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
+        """Turns dropout off where the step's batches are told worse without it."""
+        if self.settings.adapt_dropout and self._dropout.drops and not last:
+            losses = (self._seeded_loss(part.batch, part.position) for part in parts)
+            (without,) = self.processes.sum([self._dropout.likelihood_without(losses)])
+            if sentence := self._dropout.judge(self.step, sums, without):
+                self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
         """Adds the gradient of one micro-batch of the present step."""
@@ -363,6 +377,7 @@ class Trainer:
             perfect_validations=best.perfect,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,
+            dropout_off=self._dropout.is_off,
             report=self._report,
             losses=self._watch,
             surroundings=self.precautions.surroundings,

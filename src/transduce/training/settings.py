@@ -55,6 +55,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     # The model that is kept is an average over the last steps: weights of the past count by average_decay per step.
     # 0 keeps the weights as they are.
     average_decay: float | None = None
+    # Dropout is turned off where the text that was just learnt from is told worse without it.
+    adapt_dropout: bool | None = None
     # Steps between events.
     report_every: int = 50
     validate_every: int | None = None
@@ -161,6 +163,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     kernels: Kernels = "torch"
     sharded: bool = False
     average_decay: float
+    adapt_dropout: bool = False
     report_every: int
     validate_every: int | None
     save_every: int | None
