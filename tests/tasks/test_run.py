@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator, load
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
+from transduce.tasks.kind import Place
 from transduce.tasks.resume import read_stored
 from transduce.tasks.run import Run, RunRequest
 from transduce.tasks.train import train
+from transduce.tasks.translation import DevSet
 from transduce.text.language_profiles import LanguageProfiles
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
@@ -258,6 +261,23 @@ def test_metrics_have_each_report_once(trained: Path) -> None:
     assert [event["step"] for event in validations] == [20, 40, 60, 80]
     assert all(event["signature"].startswith("nrefs:1") and len(event["samples"]) == 3 for event in validations)
     assert all(0.0 <= event["scores"]["exact_match"] <= 1.0 for event in validations)
+
+
+@pytest.mark.parametrize(("sentences", "wrong", "perfect"), [(120, 0, True), (120, 1, False), (99, 0, False)])
+def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, sentences: int, wrong: int, perfect: bool
+) -> None:
+    run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
+    resolved, corpus = run.resume()
+    assert isinstance(corpus, TaskCorpus)
+    dev = run.kind.validation(corpus, resolved, Place(folder=trained, device="cpu", threads=1))
+    assert isinstance(dev, DevSet)
+    dev.sources, dev.references = ["一"] * sentences, ["one"] * sentences
+    answers = ["two"] * wrong + ["one"] * (sentences - wrong)
+    monkeypatch.setattr(dev.translator, "translate", lambda *_: [SimpleNamespace(text=answer) for answer in answers])
+    event = dev.validate(dev.model.state_dict(), 20)
+    assert event.perfect is perfect
+    assert event.scores == {"exact_match": (sentences - wrong) / sentences}
 
 
 def test_tensorboard_shows_the_same(trained: Path) -> None:
