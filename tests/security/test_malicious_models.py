@@ -189,7 +189,8 @@ def _(folder: Path) -> None:
     put(folder, "config.json", b'{"transduce":' + b"[" * 200_000)
 
 
-@attack("manifest of 200,000 brackets", r"manifest\.json cannot be read: it is nested too deeply")
+# From Python 3.14 on the depth is bounded by the stack itself, which may be deep enough to find that nothing is closed.
+@attack("manifest of 200,000 brackets", r"manifest\.json cannot be read: (it is nested too deeply|Input data was trunc)")
 def _(folder: Path) -> None:
     (folder / "manifest.json").write_bytes(b'{"x":' * 200_000)
 
