@@ -1,12 +1,12 @@
 """What people try first: dates, numbers, sums, sorting, reversing, by the default command. How much comes out exactly?
 
-    python benchmarks/first_tasks.py                     # six tasks one after another: about an hour of one core
+    python benchmarks/first_tasks.py                     # six tasks one after another: more than an hour of one core
     python benchmarks/first_tasks.py --only sort dates
     python benchmarks/first_tasks.py --set model.dropout=0.3
     python benchmarks/first_tasks.py --quick             # one task, few steps, no bar
     python benchmarks/first_tasks.py --json rows.json    # the figures as a list of rows; `-` for standard output
 
-Each task is a thousand or ten thousand pairs that a few lines of code write, without what is held out: 1,000 others.
+Each task is 10,000 to 40,000 pairs that a few lines of code write; 1,000 others are held out.
 `transduce train` gets two files and nothing else but a seed, and decides by itself when to stop. At least 99 % of the
 held-out lines must come out exactly, by `transduce evaluate`. The exit status is 1 where the bar is missed.
 """

@@ -189,8 +189,13 @@ def _(folder: Path) -> None:
     put(folder, "config.json", b'{"transduce":' + b"[" * 200_000)
 
 
-# From Python 3.14 on the depth is bounded by the stack itself, which may be deep enough to find that nothing is closed.
-@attack("manifest of 200,000 brackets", r"manifest\.json cannot be read: (it is nested too deeply|.* truncated)")
+# From Python 3.14 on the stack itself is the bound, and may be deep enough to find that nothing is closed.
+NESTED = (
+    "it is nested too deeply" if sys.version_info < (3, 14) else "(it is nested too deeply|Input data was truncated)"
+)
+
+
+@attack("manifest of 200,000 brackets", rf"manifest\.json cannot be read: {NESTED}")
 def _(folder: Path) -> None:
     (folder / "manifest.json").write_bytes(b'{"x":' * 200_000)
 

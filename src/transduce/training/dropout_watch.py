@@ -1,8 +1,8 @@
 """Whether dropout helps a run, or harms it.
 
 Noise makes a text harder to tell, so a model tells what it learns from better without it. Where the opposite is so, the
-model has come to need the noise: it sorts or counts by how far copies of a word are apart, and these are alike without
-it. Its translations, which are made without, grow worse while the loss of training falls. Then dropout is turned off.
+model has come to need the noise, as one did that sorts words. Its translations, which are made without, grow worse
+while the loss of training falls. Then dropout is turned off (docs/training.md).
 """
 
 import math
