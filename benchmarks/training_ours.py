@@ -8,6 +8,7 @@ from training_settings import RATE, optimizer_settings
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
+from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
@@ -26,6 +27,7 @@ def main() -> None:
     work, pairs = read_plan()
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
+    keep_freed_memory()
     config = ModelConfig(
         source_vocabulary_size=work.vocabulary_size,
         target_vocabulary_size=work.vocabulary_size,

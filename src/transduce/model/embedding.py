@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
+from transduce.model.fused import training_kernels
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
 
@@ -53,7 +54,11 @@ class Embedding(nn.Module):
         Returns:
             (B, T, D).
         """
-        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
+        kernels = training_kernels()
+        if kernels is not None and kernels.suits_rows(weight):
+            rows = kernels.embed(ids, weight, self.scale, self.frozen_row)
+        else:
+            rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
         return self.complete(rows, positions, token_types=token_types, present=present)
 
     def complete(

@@ -19,6 +19,32 @@ class Rows(NamedTuple):
     stop: int
 
 
+class UpdatedVectors(NamedTuple):
+    """What an update of parameters changes, element by element: vectors of one length, float32 but the last."""
+
+    master: Tensor
+    gradient: Tensor
+    """Zero afterwards."""
+    average: Tensor | None
+    """Of the masters over the updates, where one is kept."""
+    working: Tensor | None
+    """What the masters are rounded to, where the model computes in something else."""
+
+
+class AdamNumbers(NamedTuple):
+    """Of an update by Adam (section 5.3), the t-th one."""
+
+    factor: float
+    """Of the gradient, before anything else."""
+    beta1: float
+    beta2: float
+    rate: float
+    """The learning rate over 1 - β1^t."""
+    inverse_root: float
+    """1 / √(1 - β2^t)."""
+    epsilon: float
+
+
 class TrainingKernels(Protocol):
     """What bricks may ask for, in training and in validation."""
 
@@ -40,7 +66,7 @@ class TrainingKernels(Protocol):
         """
 
     def suits_rows(self, x: Tensor) -> bool:
-        """Whether the kernels from here to `add_in_place` take rows of this width, in x's kind, on its device."""
+        """Whether the kernels from here to `add_rows_in_place` take rows of this width, in x's kind, on its device."""
 
     def drop_and_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """residual + dropout(x), where so many of 256 elements are dropped (section 5.4); x's shape and dtype."""
@@ -53,6 +79,25 @@ class TrainingKernels(Protocol):
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         """total += part, for a float32 total and a part that `suits_rows` takes, both contiguous."""
+
+    def embed(self, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+        """Rows of a matrix that `suits_rows` takes, times a number: ids (…), int64, to (…, D).
+
+        If the matrix has a `sum_of_gradients`, its gradient is added there, and it gets none; a frozen row has none.
+        """
+
+    def add_rows_in_place(
+        self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
+    ) -> None:
+        """total[ids[n]] += factor · part[n], for each n but those of the frozen row.
+
+        Args:
+            total: float32, (V, D), contiguous.
+            ids: int64, (N,).
+            part: what `suits_rows` takes, (N, D).
+            factor: of all of it.
+            frozen_row: of `total`, or None.
+        """
 
     def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         """Whether `linear` takes them."""
@@ -70,6 +115,24 @@ class TrainingKernels(Protocol):
         Returns:
             (…, O), or as many columns as rows were asked for.
         """
+
+    def suits_update(self, vectors: UpdatedVectors) -> bool:
+        """Whether `update_by_adam` and `follow_update` take them."""
+
+    def update_by_adam(
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
+    ) -> None:
+        """An update by Adam, and all that follows it.
+
+        Args:
+            vectors: all change.
+            moments: the means of the gradient and of its square, float32; they change.
+            numbers: what Adam goes by.
+            kept: how much of the average stays what it was.
+        """
+
+    def follow_update(self, vectors: UpdatedVectors, kept: float) -> None:
+        """What follows an update that has changed the masters already: all but them and the moments."""
 
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
@@ -299,6 +300,7 @@ def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, RunCorpu
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
     """Takes all steps. Settings or data of which nothing can be made leave no run behind that was not there before."""
+    keep_freed_memory()
     try:
         trainer = _make_trainer(run, resolved, corpus)
     except TransduceError as error:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from transduce.model.fused import AdamNumbers
 from transduce.training.settings import ResolvedTraining
 
 
@@ -38,6 +39,17 @@ class Adam:
             eps=self._settings.epsilon,
             maximize=False,
         )
+
+    def numbers(self, factor: float, rate: float, updates: int) -> AdamNumbers:
+        """What the update of this number goes by, if the gradient is to be multiplied by a factor first."""
+        beta1, beta2 = self._settings.beta1, self._settings.beta2
+        rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
+        return AdamNumbers(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means of the gradient and of its square."""
+        return self._moments["exp_avg"], self._moments["exp_avg_sq"]
 
     @property
     def updates(self) -> int:

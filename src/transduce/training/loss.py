@@ -111,7 +111,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(everywhere)
         if weight_gradient is not None:
             # Σ over n of (smoothed target of n) ⊗ hidden of n.
-            weight_gradient.index_add_(0, labels, hidden.to(sums), alpha=smoothing - 1.0)
+            _add_rows(weight_gradient, labels, hidden, smoothing - 1.0)
             weight_gradient -= total_hidden * (smoothing / len(weight))
             if options.frozen_row is not None:
                 weight_gradient[options.frozen_row] = 0.0
@@ -151,6 +151,15 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         most = _BLOCK_ROWS if total.device.type == "cpu" else len(total)
         for block, rows in zip(total.split(most), left.split(most), strict=True):
             add_to(block, rows @ right)
+
+
+def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
+    """total[ids[n]] += factor · part[n]."""
+    kernels = training_kernels()
+    if kernels is not None and kernels.suits_rows(part):
+        kernels.add_rows_in_place(total, ids, part, factor, None)
+    else:
+        total.index_add_(0, ids, part.to(total.dtype), alpha=factor)
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

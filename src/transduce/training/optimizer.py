@@ -83,7 +83,10 @@ class FlatOptimizer:
         collect_gradients(parameters, self.gradient)
         self._statistics, self._between_steps = RunningStatistics(model), True
         shapes = {name: parameter.shape for name, parameter in learning.items()}
-        self._update = FlatUpdate(self.master, self.gradient, shapes, settings, matrices, processes=processes)
+        working = None if self.working is self.master else self.working
+        self._update = FlatUpdate(
+            self.master, self.gradient, shapes, settings, matrices, working=working, processes=processes
+        )
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.gradient) if several else None
 
@@ -114,9 +117,9 @@ class FlatOptimizer:
         norm = float(self.gradient.norm()) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
-            self._show_masters()
             self._statistics.accept()
-        self.gradient.zero_()
+        else:
+            self.gradient.zero_()
         self._between_steps = True
         return norm
 

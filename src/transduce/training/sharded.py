@@ -100,7 +100,8 @@ class ShardedOptimizer:
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
             self._show_masters()
-        self._update.gradient.zero_()
+        else:
+            self._update.gradient.zero_()
         return norm
 
     def forget_gradient(self) -> None:

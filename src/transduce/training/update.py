@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from transduce.model.fused import TrainingKernels, UpdatedVectors, training_kernels
 from transduce.training.adam import Adam
 from transduce.training.muon import Gather, Muon, Weight
 from transduce.training.processes import Processes
@@ -25,6 +26,7 @@ class FlatUpdate:
         settings: ResolvedTraining,
         matrices: Mapping[str, tuple[int, ...]],
         *,
+        working: Tensor | None = None,
         gather: Gather | None = None,
         processes: Processes | None = None,
     ) -> None:
@@ -36,6 +38,7 @@ class FlatUpdate:
             shapes: of the parameters by name, in their order in `master`: those of `matrices` last.
             settings: of the run.
             matrices: which of them Muon takes, and the rows of each matrix that stands in one.
+            working: what the masters are rounded to after each update; None: nobody asks for it.
             gather: see `Muon`, where processes hold some rows each.
             processes: where each holds everything, and takes the same update.
         """
@@ -43,8 +46,9 @@ class FlatUpdate:
         self.masters = self._named(master, shapes)
         self._decaying = [part for part in self.masters.values() if part.dim() > 1]
         self.average = master.clone() if settings.average_decay else None
+        self._vectors = UpdatedVectors(master, gradient, self.average, working)
         self._names = [name for name in shapes if name not in matrices], [name for name in shapes if name in matrices]
-        start = sum(shapes[name].numel() for name in self._names[0])
+        self._start_of_muon = start = sum(shapes[name].numel() for name in self._names[0])
         self.adam = Adam(master[:start], gradient[:start], settings)
         weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
         self.muon = (
@@ -54,22 +58,47 @@ class FlatUpdate:
         )
 
     def update(self, norm: float, tokens: int, rate: float, weight_decay: float) -> None:
-        """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`."""
+        """One update by a gradient that is a sum over so many tokens, whose norm per token is `norm`.
+
+        The gradient is zero afterwards.
+        """
         clip = self.settings.clip_norm
-        factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-        self.gradient *= factor / tokens
+        factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / tokens
         if weight_decay and self._decaying:
             torch._foreach_mul_(self._decaying, 1.0 - rate * weight_decay)
+        updates = self.updates + 1
+        # Of the average; at the start, where there is no past, over what there is.
+        kept = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
+        kernels = training_kernels()
+        if kernels is not None and kernels.suits_update(self._vectors):
+            self._update_by(kernels, factor, rate, kept, updates)
+            return
+        self.gradient *= factor
         self.adam.step(rate)
         if self.muon is not None:
             self.muon.step(rate)
-        self._average(self.updates)
-
-    def _average(self, step: int) -> None:
-        """Exponential average; at the start, where there is no past, over what there is."""
         if self.average is not None:
-            decay = min(self.settings.average_decay, (1 + step) / (10 + step))
-            self.average.lerp_(self.master, 1.0 - decay)
+            self.average.lerp_(self.master, 1.0 - kept)
+        if self._vectors.working is not None:
+            self._vectors.working.copy_(self.master)
+        self.gradient.zero_()
+
+    def _update_by(self, kernels: TrainingKernels, factor: float, rate: float, kept: float, updates: int) -> None:
+        """The same in one pass, but for what Muon does."""
+        start = self._start_of_muon
+        if start:
+            numbers = self.adam.numbers(factor, rate, updates)
+            kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, kept)
+        if self.muon is not None:
+            self.gradient[start:] *= factor
+            self.muon.step(rate)
+            kernels.follow_update(self._part(slice(start, None)), kept)
+        self.adam.updates = updates
+
+    def _part(self, part: slice) -> UpdatedVectors:
+        master, gradient, average, working = self._vectors
+        cut = (None if vector is None else vector[part] for vector in (average, working))
+        return UpdatedVectors(master[part], gradient[part], *cut)
 
     @property
     def updates(self) -> int:

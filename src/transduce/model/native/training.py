@@ -1,6 +1,7 @@
 """The kernels that training uses on this processor."""
 
 from transduce.model.native.fused_attention import attend, suits_attention
+from transduce.model.native.fused_embedding import add_rows_in_place, embed
 from transduce.model.native.fused_linear import linear, suits_linear
 from transduce.model.native.fused_rows import (
     add_in_place,
@@ -11,6 +12,7 @@ from transduce.model.native.fused_rows import (
     suits_rows,
     sum_rows,
 )
+from transduce.model.native.fused_update import follow_update, suits_update, update_by_adam
 
 
 class NativeTraining:
@@ -21,9 +23,14 @@ class NativeTraining:
     suits_rows = staticmethod(suits_rows)
     drop_and_add = staticmethod(drop_and_add)
     layer_norm = staticmethod(layer_norm)
+    embed = staticmethod(embed)
+    add_rows_in_place = staticmethod(add_rows_in_place)
     suits_linear = staticmethod(suits_linear)
     linear = staticmethod(linear)
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
+    suits_update = staticmethod(suits_update)
+    update_by_adam = staticmethod(update_by_adam)
+    follow_update = staticmethod(follow_update)
     suits_logits = staticmethod(suits_logits)
     softmax_ = staticmethod(softmax_)

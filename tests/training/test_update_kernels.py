@@ -1,0 +1,74 @@
+"""The kernels that update parameters do what PyTorch's operations do one after another."""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.model.fused import AdamNumbers, UpdatedVectors, training_with
+from transduce.model.native.engine import find_tile
+from transduce.model.native.tile import NARROW, WIDE
+from transduce.model.native.training import NativeTraining
+from transduce.training.settings import ResolvedTraining
+from transduce.training.update import FlatUpdate
+
+if find_tile() is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+
+KERNELS = NativeTraining()
+Make = Callable[..., ResolvedTraining]
+
+
+@pytest.fixture(autouse=True, params=[NARROW, WIDE], ids=lambda tile: f"{tile.lanes} lanes")
+def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.model.native.engine.find_tile", lambda: request.param)
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16: bool) -> dict[str, Tensor]:
+    """Everything that three updates of 37 + 64 × 3 parameters leave behind."""
+    torch.manual_seed(2)
+    shapes = {"bias": torch.Size([37]), "matrix": torch.Size([64, 3])}
+    master, gradient = torch.randn(229), torch.zeros(229)
+    working = master.bfloat16() if bf16 else None
+    matrices = {"matrix": (32, 32)} if settings.optimizer == "muon" else {}
+    update = FlatUpdate(master, gradient, shapes, settings, matrices, working=working)
+    for rate in (0.1, 0.01, 0.02):
+        gradient += torch.randn(229) * 3
+        with training_with(kernels):
+            update.update(float(gradient.norm()) / 7, 7, rate, 0.1)
+        assert not gradient.any()
+    assert update.updates == 3
+    state = {f"{kind}.{name}": x for kind, named in update.state().items() for name, x in named.items()}
+    return copy.deepcopy(state | ({} if working is None else {"working": working.float()}))
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("average_decay", [0.0, 0.9])
+def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay: float) -> None:
+    settings = make_settings(optimizer=optimizer, average_decay=average_decay, clip_norm=1.0)
+    plain, fused = (updated(settings, kernels, bf16=bf16) for kernels in (None, KERNELS))
+    assert plain.keys() == fused.keys()
+    for name, wanted in plain.items():
+        tolerance = 1e-2 if name == "working" else 1e-5  # what lies between two bfloat16 may go to either
+        torch.testing.assert_close(fused[name], wanted, rtol=tolerance, atol=1e-6, msg=name)
+
+
+def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
+    vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, torch.zeros(20, dtype=torch.bfloat16))
+    moments = torch.zeros(20), torch.zeros(19)
+    with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
+        KERNELS.update_by_adam(vectors, moments, AdamNumbers(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
+    assert not KERNELS.suits_update(vectors._replace(working=torch.zeros(20, dtype=torch.float16)))
