@@ -5,6 +5,11 @@ Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, ke
 
 from typing import Any, NamedTuple
 
+# Queries or keys that share what is loaded: as many as there are registers for.
+TOGETHER = 4
+# Queries whose weights and slopes are kept for the gradient.
+QUERIES_AT_ONCE = 64
+
 
 class AttentionPlaces(NamedTuple):
     """The numbers that both programs are given: addresses, where nothing else is said. Strides count elements."""
@@ -50,13 +55,8 @@ class AttentionShape(NamedTuple):
     """Of elements: F32, or I16 for bfloat16."""
     lanes: int
 
-    @property
-    def together(self) -> int:
-        """Queries that share what is loaded: as many as there are registers for."""
-        return 4 if self.lanes == 16 else 2
 
-
-def room_to_attend(shape: AttentionShape, num_keys: int) -> int:
+def room_to_attend(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
     """How many numbers of room each thread needs."""
-    filled = -(-num_keys // shape.lanes) * shape.lanes
-    return 6 * filled * shape.width + shape.together * (2 * shape.width + 2 * filled)
+    filled, queries = -(-num_keys // shape.lanes) * shape.lanes, min(num_queries, QUERIES_AT_ONCE)
+    return 6 * filled * shape.width + 2 * max(queries, TOGETHER) * (shape.width + filled)

@@ -91,7 +91,7 @@ def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given 
     inner = context.shape[2]
     keyed = given.projected if given.memory is None else given.memory
     shape = AttentionShape(inner // num_heads, KINDS[keyed.dtype], own_tile().lanes)
-    room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1]), dtype=torch.float32)
+    room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1], num_queries), dtype=torch.float32)
     queries, keys, values = given.starts(inner)
     by_queries, by_keys, by_values = (0, 0, 0) if found is None else found.starts(inner)
     places = AttentionPlaces(
