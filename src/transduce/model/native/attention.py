@@ -217,7 +217,7 @@ class _Head:
         self._contexts(own, limits, inverses)
 
     def _numbers(self, own: _Queries) -> list[Value]:
-        return [self.k.sum_of(own.first, n) for n in range(own.count)]
+        return [self.k.sum_of(own.first, n) for n in range(own.many)]
 
     def _limits(self, own: _Queries) -> list[Value]:
         """How many keys each may attend to."""
@@ -311,7 +311,7 @@ class _Head:
         k = self.k
         out, stride = self._start_of_context(), k.times(self.given.heads, self.shape.width)
         for columns in self._pairs():
-            totals = self._zeros(own.count, columns)
+            totals = self._zeros(own.many, columns)
             with k.loop(0, limits[-1]) as key:
                 values = self._columns_of(self.room.values, key, columns)
                 for n, total in enumerate(totals):
@@ -356,8 +356,8 @@ class _Head:
         weight_row, slope_row = (self._row(each, own.place) for each in (self.room.weights, self.room.slopes))
         means = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
-            scores = self._products(self.room.turned_keys, start, queries, own.count)
-            slopes = self._products(self.room.turned_values, start, outer, own.count)
+            scores = self._products(self.room.turned_keys, start, queries, own.many)
+            slopes = self._products(self.room.turned_values, start, outer, own.many)
             for n, mean in enumerate(means):
                 greatest, inverse = (k.splat(k.load(k.at(sums[n], which))) for which in range(2))
                 inside = self._inside(start, limits[n])
@@ -380,7 +380,7 @@ class _Head:
         out = self._start(self.given.query_gradient, self.given.num_queries, self.given.query_stride)
         slopes = self._row(self.room.slopes, own.place)
         for columns in self._pairs():
-            totals = self._zeros(own.count, columns)
+            totals = self._zeros(own.many, columns)
             with k.loop(0, limits[-1]) as key:
                 keys = self._columns_of(self.room.keys, key, columns)
                 for n, total in enumerate(totals):
