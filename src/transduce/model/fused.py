@@ -45,6 +45,16 @@ class AdamNumbers(NamedTuple):
     epsilon: float
 
 
+class Projection(Protocol):
+    """Products of ever new rows with one matrix: (N, D) with (V, D), and back; all contiguous."""
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """out = x · matrixᵀ, (N, V)."""
+
+    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a sum in float32."""
+
+
 class TrainingKernels(Protocol):
     """What bricks may ask for, in training and in validation."""
 
@@ -115,6 +125,9 @@ class TrainingKernels(Protocol):
         Returns:
             (…, O), or as many columns as rows were asked for.
         """
+
+    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:
+        """What multiplies parts of rows, each of no fewer than 8, by a matrix; None where PyTorch does it better."""
 
     def suits_update(self, vectors: UpdatedVectors) -> bool:
         """Whether `update_by_adam` and `follow_update` take them."""

@@ -5,12 +5,13 @@ of rows; their gradient is known in closed form, so it is taken in the same pass
 Legend: N target positions, D model width, V vocabulary.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from transduce.model.fused import sum_of_gradients, training_kernels
+from transduce.model.fused import Projection, sum_of_gradients, training_kernels
 from transduce.training.sums import add_to
 
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
@@ -89,19 +90,20 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
-        rows = max(1, min(len(hidden), _chunk_rows(weight)))
-        logits = hidden.new_empty(rows, len(weight))
-        for start in range(0, len(hidden), rows):
-            x, chosen = hidden[start : start + rows], labels[start : start + rows, None]
-            chunk = torch.mm(x, weight.t(), out=logits[: len(x)])
+        bounds = _chunks(len(hidden), weight)
+        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), len(weight))
+        projection = _project(hidden, weight)
+        for part in bounds:
+            x, chosen = hidden[part], labels[part, None]
+            chunk = logits[: len(x)]
+            projection.logits(x, chunk)
             at_label = chunk.gather(1, chosen).to(sums)
             probabilities, normalizers = _softmax(chunk, at_label, chosen)
             likelihood += (normalizers - at_label).sum()
             log_normalizer += normalizers.sum()
-            if hidden_gradient is not None:
-                torch.mm(probabilities, weight, out=hidden_gradient[start : start + rows])
-            if weight_gradient is not None:
-                _add_product(weight_gradient, probabilities.t(), x)
+            if hidden_gradient is not None or weight_gradient is not None:
+                by_x = None if hidden_gradient is None else hidden_gradient[part]
+                projection.back(probabilities, x, by_x, weight_gradient)
         # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
         total_hidden, total_row = _sum_rows(hidden), _sum_rows(weight)
         uniform = log_normalizer - total_hidden @ total_row / len(weight)
@@ -136,21 +138,42 @@ def _scaled(gradient: Tensor | None, slope: Tensor) -> Tensor | None:
     return None if gradient is None else gradient * slope.to(gradient.dtype)
 
 
-def _chunk_rows(weight: Tensor) -> int:
-    """Positions whose logits are made at a time."""
+def _chunks(positions: int, weight: Tensor) -> list[slice]:
+    """Positions whose logits are made at a time: equally many, so that none are so few that kernels refuse them."""
     if weight.device.type != "cpu":
-        return _CHUNK_ELEMENTS_OF_GPU // len(weight)
-    return max(_FEWEST_ROWS, _CHUNK_ELEMENTS // len(weight))
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right; without another matrix of that size where the dtypes are equal."""
-    if left.dtype == total.dtype:
-        torch.addmm(total, left, right, out=total)
+        most = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
-        most = _BLOCK_ROWS if total.device.type == "cpu" else len(total)
-        for block, rows in zip(total.split(most), left.split(most), strict=True):
-            add_to(block, rows @ right)
+        most = max(_FEWEST_ROWS, _CHUNK_ELEMENTS // len(weight))
+    count = -(-positions // most)
+    bounds = [positions * number // count for number in range(count + 1)] if count else []
+    return [slice(*pair) for pair in itertools.pairwise(bounds)]
+
+
+class _LibraryProjection:
+    """See `fused.Projection`: by PyTorch."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        torch.mm(x, self._weight.t(), out=out)
+
+    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        if by_x is not None:
+            torch.mm(gradient, self._weight, out=by_x)
+        if weight_sum is None:
+            return
+        if gradient.dtype == weight_sum.dtype:
+            torch.addmm(weight_sum, gradient.t(), x, out=weight_sum)
+            return
+        most = _BLOCK_ROWS if weight_sum.device.type == "cpu" else len(weight_sum)
+        for block, rows in zip(weight_sum.split(most), gradient.t().split(most), strict=True):
+            add_to(block, rows @ x)
+
+
+def _project(hidden: Tensor, weight: Tensor) -> Projection:
+    kernels = training_kernels()
+    return (kernels and kernels.project(hidden, weight)) or _LibraryProjection(weight)
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:

@@ -10,6 +10,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.model.native.attention_places import QUERIES_AT_ONCE, TOGETHER, AttentionPlaces, AttentionShape
 from transduce.model.native.emit import F32, I32, I64, VOID, Emitter, Value
+from transduce.model.native.rows import transpose
 
 _UNROLLED = 8  # columns
 
@@ -225,13 +226,3 @@ class Head:
         for column, total in zip(columns, totals, strict=True):
             value = k.build.fmul(k.get(total, k.splat(0.0)), k.splat(factor))
             k.store_narrow(value, out, k.sum_of(row, column), self.shape.kind)
-
-
-def transpose(k: Emitter, rows: list[Value]) -> list[Value]:
-    """A square of as many vectors as there are lanes: its columns. Each round interleaves rows that are half apart."""
-    half = len(rows) // 2
-    low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
-    masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]
-    for _ in range(k.lanes.bit_length() - 1):
-        rows = [k.build.shuffle_vector(rows[n], rows[n + half], mask) for n in range(half) for mask in masks]
-    return rows

@@ -23,6 +23,7 @@ from transduce.model.native.tile import NARROW, WIDE, Tile
 _LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
 _NO_ISA = ("SSE41", "AVX")
 _EVERY_ISA = ("ALL", "DEFAULT")
+_NO_PAIRS = ("AVX512_CORE", "AVX512_CORE_VNNI")
 _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA
 
 
@@ -78,6 +79,17 @@ def _has_amx(features: dict[str, bool], limit: str) -> bool:
         return False
     ask = getattr(torch.cpu, "_init_amx", None)
     return ask is not None and bool(ask())
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether products of bfloat16 are best taken by `vpdpbf16ps`: where it is, and AMX is not."""
+    tile, features = find_tile(), llvm.get_host_cpu_features()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    if tile is None or tile.lanes != WIDE.lanes or not features.get("avx512bf16") or limit in _NO_PAIRS:
+        return False
+    has_amx = features.get("amx-tile") and features.get("amx-bf16") and ("AMX" in limit or limit in _EVERY_ISA)
+    return not has_amx
 
 
 def own_tile() -> Tile:

@@ -1,7 +1,8 @@
 """Products with learnt matrices, with what surrounds them in machine code, for PyTorch's automatic differentiation.
 
-The products are PyTorch's library's. Of the rest PyTorch makes passes of its own: the sums of the gradient by the bias,
-where ReLU was closed, and the gradient by the matrix once in bfloat16 and once more as it is added up in float32.
+The products are our own where these are faster (`fused_products.py`), else PyTorch's library's. Of the rest PyTorch
+makes passes of its own: the sums of the gradient by the bias, where ReLU was closed, and the gradient by the matrix
+once in bfloat16 and once more as it is added up in float32.
 Legend: N positions, I inputs and O outputs.
 """
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from transduce.model.fused import Rows, sum_of_gradients
 from transduce.model.native.engine import find_tile
+from transduce.model.native.fused_products import Sums, multiply, multiply_back, suits_product
 from transduce.model.native.fused_rows import KINDS, add_in_place, sum_columns
 
 
@@ -50,8 +52,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
         rows = slice(*options.rows)
-        out = F.linear(x, weight[rows], None if bias is None else bias[rows])
-        out = out.relu_() if options.relu else out
+        flat, own, own_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
+        if suits_product(flat, own):
+            out = multiply(flat, own, own_bias, relu=options.relu).view(*x.shape[:-1], len(own))
+        else:
+            out = F.linear(x, own, own_bias)
+            out = out.relu_() if options.relu else out
         ctx.options = options
         ctx.save_for_backward(x, weight, bias, out if options.relu else None)
         return out
@@ -59,22 +65,31 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight, bias, out = ctx.saved_tensors
+        x_given, weight, bias, out = ctx.saved_tensors
         options: _Options = ctx.options
         rows, (by_x_asked, by_weight_asked, by_bias_asked) = slice(*options.rows), ctx.needs_input_grad[:3]
-        gradient = gradients[0].contiguous().view(-1, gradients[0].shape[-1])
-        sums = torch.empty(0)
-        if out is not None or by_bias_asked:
-            gradient, sums = sum_columns(gradient, None if out is None else out.view_as(gradient))
-        by_x = (gradient @ weight[rows]).view_as(x) if by_x_asked else None
-        by_weight = by_bias = None
-        if by_weight_asked:
-            total, by_weight = _sums(options.weight_sum, weight)
-            _add_product(total[rows], gradient.t(), x.view(-1, x.shape[-1]))
-        if by_bias_asked:
-            total, by_bias = _sums(options.bias_sum, bias)
-            total[rows] += sums
+        x, gradient = x_given.view(-1, x_given.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
+        gate = None if out is None else out.view_as(gradient)
+        total, by_weight = _sums(options.weight_sum, weight) if by_weight_asked else (None, None)
+        bias_total, by_bias = _sums(options.bias_sum, bias) if by_bias_asked else (None, None)
+        sums = Sums(*(None if each is None else each[rows] for each in (total, bias_total)))
+        learn = multiply_back if suits_product(x, weight[rows]) else _learn
+        by_x = learn(gradient, x, weight[rows], gate, sums, by_x=by_x_asked)
+        by_x = None if by_x is None else by_x.view_as(x_given)
         return by_x, _as(by_weight, weight), _as(by_bias, bias), None
+
+
+def _learn(
+    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: Sums, *, by_x: bool
+) -> Tensor | None:
+    """As `multiply_back`, by PyTorch's library."""
+    if gate is not None or sums.bias is not None:
+        gradient, columns = sum_columns(gradient, gate)
+        if sums.bias is not None:
+            sums.bias.add_(columns)
+    if sums.weight is not None:
+        _add_product(sums.weight, gradient.t(), x)
+    return gradient @ weight if by_x else None
 
 
 def _sums(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -205,3 +205,13 @@ def _write_mean(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entr
     scale = k.splat(k.build.fdiv(k.real(1.0), total))
     for column, own in zip(columns, sums, strict=True):
         k.store(k.build.fmul(k.get(own, scale), scale), k.at(place.out, column))
+
+
+def transpose(k: Emitter, rows: list[Value]) -> list[Value]:
+    """A square of as many vectors as there are lanes: its columns. Each round interleaves rows that are half apart."""
+    half = len(rows) // 2
+    low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
+    masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]
+    for _ in range(k.lanes.bit_length() - 1):
+        rows = [k.build.shuffle_vector(rows[n], rows[n + half], mask) for n in range(half) for mask in masks]
+    return rows

@@ -3,6 +3,7 @@
 from transduce.model.native.fused_attention import attend, suits_attention
 from transduce.model.native.fused_embedding import add_rows_in_place, embed
 from transduce.model.native.fused_linear import linear, suits_linear
+from transduce.model.native.fused_products import project
 from transduce.model.native.fused_rows import (
     add_in_place,
     drop_and_add,
@@ -27,6 +28,7 @@ class NativeTraining:
     add_rows_in_place = staticmethod(add_rows_in_place)
     suits_linear = staticmethod(suits_linear)
     linear = staticmethod(linear)
+    project = staticmethod(project)
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
     suits_update = staticmethod(suits_update)

@@ -1,0 +1,186 @@
+"""Matrices of bfloat16 laid out for the instruction that multiplies pairs, `vpdpbf16ps`.
+
+It adds two products to each sum of a vector, so two neighbours along what is summed must stand together: a *pair*, 32
+bits. A *panel* is some columns of a matrix whose rows are summed over: the first two rows' pairs, one for each column,
+then the next two rows'.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import I16, I32, VOID, Emitter, Value
+from transduce.model.native.rows import transpose
+
+PANEL = 48
+"""Columns that are multiplied at a time: three vectors. The last panel of a matrix may have two or one."""
+TILE_ROWS = 8
+"""Rows that are multiplied at a time: 24 sums in 32 registers."""
+ROWS_TOGETHER = 8
+"""Rows that are summed over are filled up with zeros to a multiple of this: four pairs."""
+_STRIP = 4  # vectors of columns that a thread packs at a time
+_AHEAD = 8  # rows that are asked for before they are read
+
+
+class Matrix(NamedTuple):
+    """Of bfloat16, its rows one after another."""
+
+    place: Value
+    rows: Value
+    columns: Value
+
+
+class Gradient(NamedTuple):
+    """A gradient by the output of a layer, and what becomes of it while it is packed: addresses, 0: none."""
+
+    matrix: Matrix
+    gate: Value
+    """A matrix; where it is not positive, ReLU was closed and the gradient is zero."""
+    kept: Value
+    """Where the gradient is written as it counts, if there is a gate."""
+    sums: Value
+    """float32: where the sum of each column is added."""
+
+
+class Packer:
+    """Writes what packs matrices; each thread takes its share."""
+
+    def __init__(self, k: Emitter, thread: Value, threads: Value) -> None:
+        self.k, self.thread, self.threads = k, thread, threads
+
+    def pack_transposed(self, matrix: Matrix, to: Value) -> None:
+        """A matrix whose columns are summed over; its rows become the columns of panels."""
+        k, lanes = self.k, self.k.lanes
+        pairs = k.build.sdiv(matrix.columns, k.number(2))
+        first, last = k.share(k.build.sdiv(matrix.rows, k.number(lanes)), self.thread, self.threads)
+        with k.loop(k.times(first, lanes), k.times(last, lanes), lanes) as row:
+            target, width = self._target(to, row, matrix.rows, pairs)
+            with k.loop(0, pairs, lanes) as pair:
+                square = []
+                for n in range(lanes):
+                    place = k.sum_of(k.times(k.sum_of(row, n), pairs), pair)
+                    square.append(k.load(k.at(matrix.place, place, I32), k.ints))
+                for n, vector in enumerate(transpose(k, square)):
+                    k.store(vector, k.at(target, k.times(k.sum_of(pair, n), width), I32))
+
+    def pack(self, matrix: Matrix, to: Value) -> None:
+        """A matrix whose rows are summed over."""
+        k = self.k
+        pairs = self.pairs_of(matrix.rows)
+        for columns in self._each_strip(matrix.columns):
+            targets = [self._target(to, column, matrix.columns, pairs) for column in columns]
+            with self._each_pair(matrix) as (pair, rows):
+                self._fetch([matrix.place], matrix, rows, columns)
+                for column, (target, width) in zip(columns, targets, strict=True):
+                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows)
+                    k.store(self._join(low, high), k.at(target, k.times(pair, width), I32))
+
+    def pack_gradient(self, given: Gradient, to: Value) -> None:
+        """The same in panels of `TILE_ROWS` columns."""
+        k = self.k
+        for columns in self._each_strip(given.matrix.columns):
+            sums = [k.variable(k.splat(0.0)) for _ in columns]
+            with k.build.if_else(k.build.icmp_signed("!=", given.gate, k.number(0))) as (gated, open_):
+                with gated:
+                    self._pack_gradient(given, to, columns, sums, is_gated=True)
+                with open_:
+                    self._pack_gradient(given, to, columns, sums, is_gated=False)
+            with k.where(k.build.icmp_signed("!=", given.sums, k.number(0))):
+                for column, own in zip(columns, sums, strict=True):
+                    place = k.at(k.place(given.sums), column)
+                    k.store(k.build.fadd(k.load_floats(place), k.get(own, k.splat(0.0))), place)
+
+    def _pack_gradient(
+        self, given: Gradient, to: Value, columns: list[Value], sums: list[Value], *, is_gated: bool
+    ) -> None:
+        k, matrix = self.k, given.matrix
+        pairs = self.pairs_of(matrix.rows)
+        places = [matrix.place, *([k.place(given.gate)] if is_gated else [])]
+        with self._each_pair(matrix) as (pair, rows):
+            self._fetch(places, matrix, rows, columns)
+            for column, total in zip(columns, sums, strict=True):
+                values = [self._load(matrix.place, matrix, row, column) for row in rows]
+                if is_gated:
+                    values = [self._gated(given, value, row, column) for value, row in zip(values, rows, strict=True)]
+                low, high = (k.build.bitcast(self._widen(value), k.floats) for value in values)
+                k.store(k.build.fadd(k.get(total, low), k.build.fadd(low, high)), total)
+                joined = self._join(*values)
+                for first in range(0, k.lanes, TILE_ROWS):
+                    numbers = ir.Constant(ir.VectorType(I32, TILE_ROWS), list(range(first, first + TILE_ROWS)))
+                    place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, TILE_ROWS))
+                    k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
+
+    def _gated(self, given: Gradient, value: Value, row: Value, column: Value) -> Value:
+        """What counts of the gradient, which is kept too."""
+        k, matrix = self.k, given.matrix
+        gate = self._load(k.place(given.gate), matrix, row, column)
+        none = ir.Constant(value.type, None)
+        value = k.build.select(k.build.icmp_signed(">", gate, none), value, none)
+        with k.where(self._is_row(matrix, row)):
+            k.store(value, self._place(k.place(given.kept), matrix, row, column))
+        return value
+
+    def pairs_of(self, rows: Value) -> Value:
+        """Of so many rows, and of the zeros that fill them up."""
+        k = self.k
+        whole = k.build.sdiv(k.sum_of(rows, ROWS_TOGETHER - 1), k.number(ROWS_TOGETHER))
+        return k.times(whole, ROWS_TOGETHER // 2)
+
+    def _each_strip(self, columns: Value) -> Iterator[list[Value]]:
+        """The thread's share of columns, some vectors of them at a time, then the rest one by one."""
+        k = self.k
+        first, last = k.share(k.build.sdiv(columns, k.number(k.lanes)), self.thread, self.threads)
+        start = first
+        for together in (_STRIP, 1):
+            rest = k.build.srem(k.build.sub(last, start), k.number(together))
+            stop = k.build.sub(last, rest)
+            with k.loop(start, stop, together) as number:
+                yield [k.times(k.sum_of(number, n), k.lanes) for n in range(together)]
+            start = stop
+
+    def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
+        """Where a column's first pair belongs, and how many columns its panel has."""
+        k = self.k
+        start = k.times(k.build.sdiv(column, k.number(PANEL)), PANEL)
+        width = k.lesser(k.build.sub(columns, start), k.number(PANEL))
+        return k.at(to, k.sum_of(k.times(start, pairs), k.build.sub(column, start)), I32), width
+
+    @contextmanager
+    def _each_pair(self, matrix: Matrix) -> Iterator[tuple[Value, tuple[Value, Value]]]:
+        """A pair's number, and its two rows."""
+        k = self.k
+        with k.loop(0, self.pairs_of(matrix.rows)) as pair:
+            row = k.times(pair, 2)
+            yield pair, (row, k.sum_of(row, 1))
+
+    def _is_row(self, matrix: Matrix, row: Value) -> Value:
+        return self.k.build.icmp_signed("<", row, matrix.rows)
+
+    def _place(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+        return self.k.at(place, self.k.sum_of(self.k.times(row, matrix.columns), column), I16)
+
+    def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+        """A vector of bfloat16 as it is, zeros beyond the last row."""
+        k = self.k
+        kind = ir.VectorType(I16, k.lanes)
+        known = k.lesser(row, k.sum_of(matrix.rows, -1))
+        value = k.load(self._place(place, matrix, known, column), kind)
+        return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
+
+    def _fetch(self, places: list[Value], matrix: Matrix, rows: tuple[Value, Value], columns: list[Value]) -> None:
+        """Has what is read some rows below fetched into the cache; it is too far apart for the processor to foresee."""
+        k = self.k
+        flags = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, often, data
+        for place, row, column in product(places, rows, columns[::2]):
+            ahead = self._place(place, matrix, k.sum_of(row, _AHEAD), column)
+            k.intrinsic("llvm.prefetch.p0", VOID, ahead, *flags)
+
+    def _widen(self, value: Value) -> Value:
+        """The bits of float32."""
+        return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.all_ints(16))
+
+    def _join(self, low: Value, high: Value) -> Value:
+        return self.k.build.or_(self.k.build.zext(low, self.k.ints), self._widen(high))
