@@ -7,8 +7,7 @@ import platform
 import re
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # GNU's names of what `mallopt` sets
-_MOST = (1 << 31) - 1  # it takes an int
+_TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # GNU's names of what `mallopt` sets
 _MAPPINGS = Path("/proc/self/smaps")  # Linux's
 _MAPPING = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
@@ -43,8 +42,8 @@ def keep_freed_memory() -> None:
     said = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if platform.libc_ver()[0] == "glibc" and not said:
         library = ctypes.CDLL(None)
-        for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-            library.mallopt(name, _MOST)
+        library.mallopt(_MOST_MAPPINGS, 0)
+        library.mallopt(_TRIM_THRESHOLD, -1)
 
 
 def return_memory() -> None:

@@ -52,7 +52,7 @@ class Projection(Protocol):
         """out = x · matrixᵀ, (N, V)."""
 
     def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a sum in float32."""
+        """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a float32 sum."""
 
 
 class TrainingKernels(Protocol):
