@@ -147,6 +147,35 @@ class TrainingKernels(Protocol):
     def follow_update(self, vectors: UpdatedVectors, kept: float) -> None:
         """What follows an update that has changed the masters already: all but them and the moments."""
 
+    def suits_squares(self, matrices: Tensor) -> bool:
+        """Whether the next two take matrices (M, R, C), and squares of as many rows, and are better than PyTorch."""
+
+    def multiply_symmetric(
+        self,
+        left: Tensor,
+        right: Tensor,
+        other: Tensor | None = None,
+        *,
+        of_other: float = 0.0,
+        of_product: float = 1.0,
+        diagonal: float = 0.0,
+    ) -> Tensor:
+        """of_product · left rightᵀ + of_other · other + diagonal · I, where that is known to be symmetric.
+
+        Args:
+            left: (M, R, C).
+            right: (M, R, C).
+            other: (M, R, R).
+            of_other: what it is multiplied by.
+            of_product: what the product is multiplied by.
+            diagonal: what is added to the diagonal.
+        """
+
+    def multiply_mixed(
+        self, left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0
+    ) -> Tensor:
+        """left · right + of_other · other, of matrices (M, R, R), (M, R, C) and (M, R, C)."""
+
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""
 

@@ -7,11 +7,12 @@ the gradient knows counts alike.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from transduce.model.fused import training_kernels
 from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
@@ -51,41 +52,87 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
-    gram = x @ x.mT
+    kernels = training_kernels()
+    products: _Products = kernels if kernels is not None and kernels.suits_squares(x) else _Library()
+    x = x.contiguous() / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
+    gram = products.multiply_symmetric(x, x)
     # Closer to the greatest singular value than ‖M‖ is, so that fewer polynomials do. Zero alone is below the least.
     scale = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
     x, gram = x * scale, gram * scale.square()
-    x = (_by_gram_matrix if x.shape[2] > _MANY_COLUMNS * x.shape[1] else _one_by_one)(x, gram)
+    x = (_by_gram_matrix if x.shape[2] > _MANY_COLUMNS * x.shape[1] else _one_by_one)(x, gram, products)
     return x.mT if tall else x
 
 
-def _one_by_one(x: Tensor, gram: Tensor) -> Tensor:
+def _one_by_one(x: Tensor, gram: Tensor, products: "_Products") -> Tensor:
     """All polynomials of matrices (N, R, C), given x xᵀ. Three take 6 C / R + 3 times R³ multiplications."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
-            gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+            gram = products.multiply_symmetric(x, x)
+        factor = products.multiply_symmetric(gram, gram, gram, of_other=b, of_product=c)
+        x = products.multiply_mixed(factor, x, x, of_other=a)
     return x
 
 
-def _by_gram_matrix(x: Tensor, gram: Tensor) -> Tensor:
+def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products") -> Tensor:
     """The same, where rows are few: each polynomial is p(x xᵀ) x, and x xᵀ afterwards p(x xᵀ) x xᵀ p(x xᵀ), so that the
     matrices themselves are needed at the end alone. Three take 2 C / R + 9 times R³ multiplications, x xᵀ among them.
+    All but the last product are symmetric, for they are of polynomials of one matrix.
     """
-    value = factor = _polynomial(gram, *_POLYNOMIALS[0])
-    for coefficients in _POLYNOMIALS[1:]:
-        gram = value @ gram @ value
-        value = _polynomial(gram, *coefficients)
-        factor = value @ factor
-    return factor @ x
+    values: list[Tensor] = []
+    for number, (a, b, c) in enumerate(_POLYNOMIALS):
+        if number:
+            gram = products.multiply_symmetric(products.multiply_symmetric(values[-1], gram), values[-1])
+        values.append(products.multiply_symmetric(gram, gram, gram, of_other=b, of_product=c, diagonal=a))
+    factor = values[0]
+    for value in values[1:]:
+        factor = products.multiply_symmetric(value, factor)
+    return products.multiply_mixed(factor, x)
 
 
-def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
-    """p(G) = a + b G + c G², whose product with x is a x + b x³ + c x⁵."""
-    value = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-    value.diagonal(dim1=1, dim2=2).add_(a)
-    return value
+class _Products(Protocol):
+    """What kernels do where they suit, by their names (`fused.TrainingKernels`)."""
+
+    def multiply_symmetric(
+        self,
+        left: Tensor,
+        right: Tensor,
+        other: Tensor | None = None,
+        *,
+        of_other: float = 0.0,
+        of_product: float = 1.0,
+        diagonal: float = 0.0,
+    ) -> Tensor: ...
+
+    def multiply_mixed(
+        self, left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0
+    ) -> Tensor: ...
+
+
+class _Library:
+    """The same by PyTorch, which makes both halves of what is symmetric."""
+
+    @staticmethod
+    def multiply_symmetric(
+        left: Tensor,
+        right: Tensor,
+        other: Tensor | None = None,
+        *,
+        of_other: float = 0.0,
+        of_product: float = 1.0,
+        diagonal: float = 0.0,
+    ) -> Tensor:
+        if other is None:
+            value = left @ right.mT
+            value = value if of_product == 1.0 else value * of_product
+        else:
+            value = torch.baddbmm(other, left, right.mT, beta=of_other, alpha=of_product)
+        if diagonal:
+            value.diagonal(dim1=1, dim2=2).add_(diagonal)
+        return value
+
+    @staticmethod
+    def multiply_mixed(left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0) -> Tensor:
+        return left @ right if other is None else torch.baddbmm(other, left, right, beta=of_other)
 
 
 class Muon:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.attention_places import QUERIES_AT_ONCE, TOGETHER, AttentionPlaces, AttentionShape
-from transduce.model.native.emit import F32, I32, I64, VOID, Emitter, Value
+from transduce.model.native.emit import F32, I32, I64, Emitter, Value
 from transduce.model.native.rows import transpose
 
 _UNROLLED = 8  # columns
@@ -113,11 +113,9 @@ class Head:
     def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
         """Has the same rows of the next head, which stand beside these, fetched into the cache."""
         k, kind = self.k, self.shape.kind
-        flags = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, often, data
         with k.loop(0, count) as row:
             for column in range(0, self.shape.width, 32 if kind != F32 else 16):
-                place = k.at(rows, k.sum_of(k.times(row, stride), self.shape.width + column), kind)
-                k.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
+                k.fetch(k.at(rows, k.sum_of(k.times(row, stride), self.shape.width + column), kind))
 
     def turn(self, rows: Value, out: Value) -> None:
         """Blocks of keys, transposed. What fills up the last block is the last key again, which nothing looks at."""

@@ -262,6 +262,11 @@ class Emitter:
         """A vector whose elements are all this number, of 32 bits."""
         return ir.Constant(self.ints, [number] * self.lanes)
 
+    def fetch(self, place: Value, *, to_write: bool = False) -> None:
+        """Has what stands there brought into the cache while other things are done."""
+        flags = [ir.Constant(I32, number) for number in (int(to_write), 3, 1)]  # 3: to stay; 1: data
+        self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
+
     def copy(self, source: Value, target: Value, count: Value) -> None:
         """So many numbers of 32 bits from one place to another."""
         volatile = ir.Constant(ir.IntType(1), 0)

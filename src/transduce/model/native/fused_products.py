@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transduce.model.native.engine import Program, compile_programs, multiplies_pairs, new_emitter, own_tile
+from transduce.model.native.pair_packing import ROWS_TOGETHER, TILE_ROWS
 from transduce.model.native.tile import Tile
-from transduce.model.native.training_packing import ROWS_TOGETHER, TILE_ROWS
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
 
 _INPUTS_TOGETHER = 32

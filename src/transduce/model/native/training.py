@@ -13,6 +13,7 @@ from transduce.model.native.fused_rows import (
     suits_rows,
     sum_rows,
 )
+from transduce.model.native.fused_squares import multiply_mixed, multiply_symmetric, suits_squares
 from transduce.model.native.fused_update import follow_update, suits_update, update_by_adam
 
 
@@ -31,6 +32,9 @@ class NativeTraining:
     project = staticmethod(project)
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
+    suits_squares = staticmethod(suits_squares)
+    multiply_symmetric = staticmethod(multiply_symmetric)
+    multiply_mixed = staticmethod(multiply_mixed)
     suits_update = staticmethod(suits_update)
     update_by_adam = staticmethod(update_by_adam)
     follow_update = staticmethod(follow_update)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import I16, I32, VOID, Emitter, Value
+from transduce.model.native.emit import I16, I32, Emitter, Value
 from transduce.model.native.rows import transpose
 
 PANEL = 48
@@ -173,10 +173,8 @@ class Packer:
     def _fetch(self, places: list[Value], matrix: Matrix, rows: tuple[Value, Value], columns: list[Value]) -> None:
         """Has what is read some rows below fetched into the cache; it is too far apart for the processor to foresee."""
         k = self.k
-        flags = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, often, data
         for place, row, column in product(places, rows, columns[::2]):
-            ahead = self._place(place, matrix, k.sum_of(row, _AHEAD), column)
-            k.intrinsic("llvm.prefetch.p0", VOID, ahead, *flags)
+            k.fetch(self._place(place, matrix, k.sum_of(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
         """The bits of float32."""

@@ -1,0 +1,78 @@
+"""Products that making matrices orthogonal takes, in machine code: see `training_squares.py`.
+
+Legend: M matrices, R rows, C columns.
+"""
+
+import struct
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from transduce.model.native.engine import Program, compile_programs, multiplies_pairs, new_emitter, own_tile
+from transduce.model.native.tile import Tile
+from transduce.model.native.training_squares import SquarePlaces, SquareWriter
+
+_TOGETHER = 32  # columns
+
+
+def suits_squares(matrices: Tensor) -> bool:
+    """See `fused.TrainingKernels`."""
+    fits = matrices.shape[1] % _TOGETHER == matrices.shape[2] % _TOGETHER == 0 and matrices.numel() > 0
+    return fits and matrices.dtype == torch.bfloat16 and matrices.device.type == "cpu" and multiplies_pairs()
+
+
+def multiply_symmetric(
+    left: Tensor,
+    right: Tensor,
+    other: Tensor | None = None,
+    *,
+    of_other: float = 0.0,
+    of_product: float = 1.0,
+    diagonal: float = 0.0,
+) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    if left.shape != right.shape:
+        raise ValueError(f"{tuple(left.shape)} by the transpose of {tuple(right.shape)}")
+    out = left.new_empty(len(left), left.shape[1], left.shape[1])
+    _run("symmetric", left, right, other, out, (of_other, of_product, diagonal))
+    return out
+
+
+def multiply_mixed(left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    if left.shape != (*right.shape[:2], right.shape[1]):
+        raise ValueError(f"{tuple(left.shape)} by {tuple(right.shape)}")
+    out = torch.empty_like(right, memory_format=torch.contiguous_format)
+    _run("mixed", left, right, other, out, (of_other, 1.0, 0.0))
+    return out
+
+
+def _run(name: str, left: Tensor, right: Tensor, other: Tensor | None, out: Tensor, factors: tuple[float, ...]) -> None:
+    if other is not None and other.shape != out.shape:
+        raise ValueError(f"{tuple(other.shape)} cannot be added to {tuple(out.shape)}")
+    left, right, other = left.contiguous(), right.contiguous(), None if other is None else other.contiguous()
+    matrices, rows, columns = right.shape
+    room = right.new_empty(rows, columns)
+    of_other, of_product, diagonal = (struct.unpack("<i", struct.pack("<f", factor))[0] for factor in factors)
+    places = SquarePlaces(
+        left=left.data_ptr(),
+        right=right.data_ptr(),
+        other=0 if other is None else other.data_ptr(),
+        out=out.data_ptr(),
+        matrices=matrices,
+        rows=rows,
+        columns=columns,
+        of_other=of_other,
+        of_product=of_product,
+        diagonal=diagonal,
+        room=room.data_ptr(),
+    )
+    _programs(own_tile())[name].run(*places)
+
+
+@cache
+def _programs(tile: Tile) -> dict[str, Program]:
+    k = new_emitter("squares", tile)
+    SquareWriter(k).write()
+    return compile_programs(k, SquareWriter.names)

@@ -1,0 +1,202 @@
+"""Products of matrices of bfloat16 by the instruction that adds two products to each of 16 sums, `vpdpbf16ps`.
+
+Some rows by a panel of columns are a *tile*: 24 sums in registers, which each pair along what is summed over adds to.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import F32, I16, I32, I64, POINTER, Emitter, Value
+from transduce.model.native.pair_packing import PANEL, TILE_ROWS
+
+_UNROLLED = 4  # pairs
+_BLOCK_PAIRS = 1 << 13  # of the rows that are multiplied by one panel after another: 256 KB
+
+Ending = Literal["bias", "add", "mix"]
+"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number; `add`, they are added
+to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
+
+_ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32), "add": (), "mix": (I64, F32, F32)}
+"""Types of what a tile is told beside places: see `Product.values`."""
+
+
+class _BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """LLVM's type of bfloat16, which the library does not know."""
+
+    null = "0.0"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class Product(NamedTuple):
+    """Rows by columns."""
+
+    left: Value
+    """The place of the rows, one after another; in panels of `TILE_ROWS` rows if the ending is `add`."""
+    rows: Value
+    panels: Value
+    """The place of the columns, packed."""
+    columns: Value
+    pairs: Value
+    """Of what is summed over, in each row."""
+    out: Value
+    """An address: rows of as many elements as there are columns."""
+    ending: Ending
+    values: tuple[Value, ...] = ()
+    """bias: its address, 0 for none, and what the result is not less than. mix: the address of a matrix like the
+    result, or 0, what it is multiplied by, and what the product is."""
+
+
+class PairMultiplier:
+    """Writes tiles, and what goes through them."""
+
+    def __init__(self, k: Emitter, *endings: Ending) -> None:
+        """Writes the tiles of some endings."""
+        self.k = k
+        self.pairs = ir.VectorType(_BFloat(), 2 * k.lanes)
+        for ending in endings:
+            for vectors in range(1, PANEL // k.lanes + 1):
+                self._write_tile(ending, vectors)
+
+    def multiply(self, made: Product, thread: Value, threads: Value) -> None:
+        """A thread takes some rows of the result, so many at a time that a cache holds them beside a panel."""
+        k = self.k
+        tiles = k.build.sdiv(k.sum_of(made.rows, TILE_ROWS - 1), k.number(TILE_ROWS))
+        first, last = k.share(tiles, thread, threads)
+        block = k.build.sdiv(k.number(_BLOCK_PAIRS), made.pairs)
+        block = k.build.select(k.build.icmp_signed("<", block, k.number(1)), k.number(1), block)
+        with k.loop(first, last, block) as start:
+            stop = k.lesser(k.sum_of(start, block), last)
+            self._each_panel(made, lambda _: (start, stop, 1))
+
+    def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
+        """What is on and below the diagonal of a square result, and perhaps more. Threads take tiles in turns.
+
+        Rows are a multiple of `TILE_ROWS`.
+        """
+        k = self.k
+        tiles = k.build.sdiv(made.rows, k.number(TILE_ROWS))
+
+        def own(column: Value) -> tuple[Value, Value, Value]:
+            first = k.build.sdiv(column, k.number(TILE_ROWS))
+            behind = k.build.srem(k.sum_of(k.build.sub(thread, first), k.times(threads, tiles)), threads)
+            return k.sum_of(first, behind), tiles, threads
+
+        self._each_panel(made, own)
+
+    def _each_panel(self, made: Product, tiles: Callable[[Value], tuple[Value, Value, Value | int]]) -> None:
+        """All columns by those tiles of rows that a function names for the first column of a panel."""
+        k = self.k
+        whole = k.times(k.build.sdiv(made.columns, k.number(PANEL)), PANEL)
+        with k.loop(0, whole, PANEL) as column:
+            self._panel(made, tiles(column), column, PANEL)
+        for width in range(k.lanes, PANEL, k.lanes):
+            with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
+                self._panel(made, tiles(whole), whole, width)
+
+    def _panel(self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int) -> None:
+        """Some tiles of one panel; the last one of all takes some rows once more, to have enough."""
+        k = self.k
+        panel = k.at(made.panels, k.times(column, made.pairs), I32)
+        with k.loop(*tiles) as number:
+            row = k.lesser(k.times(number, TILE_ROWS), k.build.sub(made.rows, k.number(TILE_ROWS)))
+            left = k.at(made.left, k.times(row, made.pairs), I32)
+            place = k.sum_of(k.times(row, made.columns), column)
+            target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
+            values = made.values
+            if values:
+                start = k.sum_of(values[0], k.times(column if made.ending == "bias" else place, 2))
+                values = (k.build.select(self._is_given(values[0]), start, values[0]), *values[1:])
+            k.call(_tile_name(made.ending, width // k.lanes), left, panel, made.pairs, target, made.columns, *values)
+
+    def _is_given(self, address: Value) -> Value:
+        return self.k.build.icmp_signed("!=", address, self.k.number(0))
+
+    # --- a tile ------------------------------------------------------------------------------------------------------
+
+    def _write_tile(self, ending: Ending, vectors: int) -> None:
+        """`TILE_ROWS` rows by so many vectors of columns."""
+        k = self.k
+        types = (POINTER, POINTER, I64, POINTER, I64, *_ENDINGS[ending])
+        with k.function(_tile_name(ending, vectors), *types) as (left, panel, pairs, out, stride, *values):
+            if ending == "add":
+                self._fetch(vectors, out, stride)
+            starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
+            sums = [[k.variable(start) for start in starts] for _ in range(TILE_ROWS)]
+            with k.loop(0, pairs, _UNROLLED) as first:
+                for pair in (k.sum_of(first, step) for step in range(_UNROLLED)):
+                    self._add_pair(sums, left, panel, pair, None if ending == "add" else pairs)
+            for row, own in enumerate(sums):
+                for vector, total in enumerate(own):
+                    place = k.sum_of(k.times(stride, row), vector * k.lanes)
+                    self._finish(ending, k.get(total, k.splat(0.0)), out, place, values)
+
+    def _finish(self, ending: Ending, value: Value, out: Value, place: Value, values: list[Value]) -> None:
+        k = self.k
+        if ending == "add":
+            k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
+            return
+        if ending == "bias":
+            least = k.splat(values[1])
+            value = k.build.select(k.build.fcmp_ordered("<", value, least), least, value)  # NaN stays
+        else:
+            other, of_other, of_product = values
+            mixed = k.variable(k.build.fmul(value, k.splat(of_product)))
+            with k.where(self._is_given(other)):
+                there = k.load_wide(k.place(other), place, I16)
+                k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
+            value = k.get(mixed, value)
+        k.store(self._narrow(value), k.at(out, place, I16))
+
+    def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
+        """The products of a pair of each row with those of the panel's columns; rows stride pairs apart, or packed."""
+        k = self.k
+        vectors = len(sums[0])
+        columns = [
+            k.load(k.at(panel, k.sum_of(k.times(pair, vectors * k.lanes), n * k.lanes), I32), k.ints)
+            for n in range(vectors)
+        ]
+        for row, own in enumerate(sums):
+            place = k.sum_of(k.times(pair, TILE_ROWS), row) if stride is None else k.sum_of(k.times(stride, row), pair)
+            factor = k.splat(k.load(k.at(left, place, I32), I32))
+            for total, column in zip(own, columns, strict=True):
+                k.store(self._multiply_pairs(k.get(total, k.splat(0.0)), factor, column), total)
+
+    def _multiply_pairs(self, total: Value, one: Value, other: Value) -> Value:
+        pairs = (self.k.build.bitcast(value, self.pairs) for value in (one, other))
+        return self.k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.k.floats, total, *pairs)
+
+    def _narrow(self, values: Value) -> Value:
+        """To bfloat16, to the nearest, and to even between two; numbers below the least normal one become zero."""
+        k = self.k
+        made = k.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), k.lanes), values)
+        return k.build.bitcast(made, ir.VectorType(I16, k.lanes))
+
+    def _bias(self, vectors: int, address: Value) -> list[Value]:
+        """What sums begin with."""
+        k = self.k
+        found = [k.variable(k.splat(0.0)) for _ in range(vectors)]
+        with k.where(k.build.icmp_signed("!=", address, k.number(0))):
+            for n, variable in enumerate(found):
+                k.store(k.load_wide(k.place(address), n * k.lanes, I16), variable)
+        return [k.get(variable, k.splat(0.0)) for variable in found]
+
+    def _fetch(self, vectors: int, out: Value, stride: Value) -> None:
+        """Has the sums fetched to which the tile is added in the end."""
+        k = self.k
+        for row in range(TILE_ROWS):
+            for vector in range(vectors):
+                k.fetch(k.at(out, k.sum_of(k.times(stride, row), vector * k.lanes)), to_write=True)
+
+
+def _tile_name(ending: Ending, vectors: int) -> str:
+    return f"{ending}_{vectors}"

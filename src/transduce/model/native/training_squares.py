@@ -1,0 +1,131 @@
+"""Products of square matrices, which making matrices orthogonal takes: symmetric ones in half the time, and mixtures.
+
+Legend: M matrices, R rows, C columns.
+"""
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.native.emit import F32, I16, I32, Emitter, Value
+from transduce.model.native.engine import program
+from transduce.model.native.pair_packing import Matrix, Packer
+from transduce.model.native.pair_products import PairMultiplier, Product
+from transduce.model.native.rows import transpose
+
+
+class SquarePlaces(NamedTuple):
+    """The numbers of `symmetric` and `mixed`: addresses of bfloat16, where nothing else is said.
+
+    `symmetric` makes left · rightᵀ of matrices (M, R, C), which is known to be symmetric, (M, R, R); `mixed` makes
+    left · right of matrices (M, R, R) and (M, R, C).
+    """
+
+    left: Any
+    right: Any
+    other: Any
+    """Like the result, 0: none."""
+    out: Any
+    matrices: Any
+    """A number: M, as the next two."""
+    rows: Any
+    columns: Any
+    of_other: Any
+    """A number, the bits of a float32, as the next two: what the other is multiplied by."""
+    of_product: Any
+    """What the product is multiplied by."""
+    diagonal: Any
+    """What is added to each element of the diagonal of a symmetric result."""
+    room: Any
+    """R × C."""
+
+
+class SquareWriter:
+    """Writes the programs `symmetric` and `mixed`."""
+
+    names = ("symmetric", "mixed")
+
+    def __init__(self, k: Emitter) -> None:
+        self.k = k
+        self.multiplier = PairMultiplier(k, "mix")
+
+    def write(self) -> None:
+        """Both."""
+        for name, work in (("symmetric", self._symmetric), ("mixed", self._mixed)):
+            with program(self.k, name, len(SquarePlaces._fields)) as (numbers, thread, threads):
+                given = SquarePlaces(*numbers)
+                with self.k.loop(0, given.matrices) as matrix:
+                    work(given, matrix, thread, threads)
+
+    def _symmetric(self, given: SquarePlaces, matrix: Value, thread: Value, threads: Value) -> None:
+        k = self.k
+        start, square = k.times(matrix, given.rows, given.columns), k.times(matrix, given.rows, given.rows)
+        right = Matrix(self._at(given.right, start), given.rows, given.columns)
+        Packer(k, thread, threads).pack_transposed(right, k.place(given.room))
+        k.barrier(threads)
+        made = Product(
+            left=self._at(given.left, start),
+            rows=given.rows,
+            panels=k.place(given.room),
+            columns=given.rows,
+            pairs=k.build.sdiv(given.columns, k.number(2)),
+            out=k.sum_of(given.out, k.times(square, 2)),
+            ending="mix",
+            values=self._values(given, square),
+        )
+        self.multiplier.multiply_lower(made, thread, threads)
+        k.barrier(threads)
+        self._mirror(given, self._at(given.out, square), thread, threads)
+
+    def _mixed(self, given: SquarePlaces, matrix: Value, thread: Value, threads: Value) -> None:
+        k = self.k
+        start, square = k.times(matrix, given.rows, given.columns), k.times(matrix, given.rows, given.rows)
+        right = Matrix(self._at(given.right, start), given.rows, given.columns)
+        Packer(k, thread, threads).pack(right, k.place(given.room))
+        k.barrier(threads)
+        made = Product(
+            left=self._at(given.left, square),
+            rows=given.rows,
+            panels=k.place(given.room),
+            columns=given.columns,
+            pairs=k.build.sdiv(given.rows, k.number(2)),
+            out=k.sum_of(given.out, k.times(start, 2)),
+            ending="mix",
+            values=self._values(given, start),
+        )
+        self.multiplier.multiply(made, thread, threads)
+        k.barrier(threads)  # before the room is filled again
+
+    def _at(self, address: Value, start: Value) -> Value:
+        return self.k.at(self.k.place(address), start, I16)
+
+    def _values(self, given: SquarePlaces, start: Value) -> tuple[Value, ...]:
+        k = self.k
+        is_given = k.build.icmp_signed("!=", given.other, k.number(0))
+        other = k.build.select(is_given, k.sum_of(given.other, k.times(start, 2)), given.other)
+        return other, self._real(given.of_other), self._real(given.of_product)
+
+    def _real(self, bits: Value) -> Value:
+        return self.k.build.bitcast(self.k.build.trunc(bits, I32), F32)
+
+    def _mirror(self, given: SquarePlaces, out: Value, thread: Value, threads: Value) -> None:
+        """What is above the diagonal, from what is below; and the diagonal itself."""
+        k = self.k
+        squares = k.build.sdiv(given.rows, k.number(k.lanes))
+        kind = ir.VectorType(I16, k.lanes)
+        lanes = ir.Constant(k.ints, list(range(k.lanes)))
+        with k.loop(thread, squares, threads) as number:
+            first = k.times(number, k.lanes)
+            with k.loop(0, first, k.lanes) as column:
+                square = []
+                for n in range(k.lanes):
+                    place = k.sum_of(k.times(k.sum_of(first, n), given.rows), column)
+                    square.append(k.build.zext(k.load(k.at(out, place, I16), kind), k.ints))
+                for n, vector in enumerate(transpose(k, square)):
+                    place = k.sum_of(k.times(k.sum_of(column, n), given.rows), first)
+                    k.store(k.build.trunc(vector, kind), k.at(out, place, I16))
+            for n in range(k.lanes):
+                place = k.sum_of(k.times(k.sum_of(first, n), given.rows), first)
+                is_own = k.build.icmp_signed("==", lanes, k.all_ints(n))
+                more = k.build.select(is_own, k.splat(self._real(given.diagonal)), k.splat(0.0))
+                k.store_narrow(k.build.fadd(k.load_wide(out, place, I16), more), out, place, I16)

@@ -1,0 +1,186 @@
+"""Products of training in machine code give what exact arithmetic gives, rounded once."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.model.fused import Rows, add_gradients_to, training_with
+from transduce.model.native import engine
+from transduce.model.native.fused_products import PackedProjection, Sums, multiply, multiply_back, suits_product
+from transduce.model.native.training import NativeTraining
+from transduce.training.loss import projected_cross_entropy
+
+if not engine.multiplies_pairs():
+    pytest.skip("this processor does not multiply pairs of bfloat16, or has AMX", allow_module_level=True)
+
+HALF_STEP = 2.0**-8  # of bfloat16, relative: what rounding once may change
+# Positions, inputs, outputs: one tile and its neighbours, panels of one, two and three vectors, and several of them.
+SIZES = pytest.mark.parametrize(
+    ("positions", "inputs", "outputs"), [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208)]
+)
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def assert_rounded_once(found: Tensor, exact: Tensor, terms: Tensor) -> None:
+    """Sums in float32 err by their terms' sizes; then comes the rounding to bfloat16."""
+    error = (found.double() - exact).abs()
+    assert (error <= HALF_STEP * exact.abs() + 1e-5 * terms + 1e-30).all(), float(error.max())
+
+
+@SIZES
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products(positions: int, inputs: int, outputs: int, relu: bool, has_bias: bool) -> None:
+    x, weight, bias = random(positions, inputs), random(outputs, inputs), random(outputs) if has_bias else None
+    found = multiply(x, weight, bias, relu=relu)
+    exact = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+    assert_rounded_once(found, exact.clamp_min(0.0) if relu else exact, x.double().abs() @ weight.double().abs().t())
+
+
+@SIZES
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("by_x", [False, True])
+@pytest.mark.parametrize("asked", ["both", "neither", "weight", "bias"])
+def test_gradients(positions: int, inputs: int, outputs: int, is_gated: bool, by_x: bool, asked: str) -> None:
+    x, weight, gradient = random(positions, inputs), random(outputs, inputs), random(positions, outputs)
+    gate = random(positions, outputs).relu() if is_gated else None
+    sums = Sums(
+        torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
+        torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
+    )
+    given = gradient.clone()
+    found = multiply_back(gradient, x, weight, gate, sums, by_x=by_x)
+    assert torch.equal(gradient, given)
+    counted = gradient.double() * (1.0 if gate is None else gate > 0)
+    assert (found is not None) == by_x
+    if found is not None:
+        assert_rounded_once(found, counted @ weight.double(), counted.abs() @ weight.double().abs())
+    if sums.weight is not None:
+        torch.testing.assert_close((sums.weight - 2.0).double(), counted.t() @ x.double(), rtol=1e-5, atol=1e-4)
+    if sums.bias is not None:
+        torch.testing.assert_close((sums.bias - 3.0).double(), counted.sum(dim=0), rtol=1e-5, atol=1e-4)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    x, weight, bias, gradient = random(100, 64), random(80, 64), random(80), random(100, 80)
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        sums = Sums(torch.zeros(80, 64), torch.zeros(80))
+        out = multiply(x, weight, bias, relu=True)
+        by_x = multiply_back(gradient, x, weight, out, sums, by_x=True)
+        assert by_x is not None
+        assert sums.weight is not None
+        assert sums.bias is not None
+        found.append((out, by_x, sums.weight, sums.bias))
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+def test_no_number_stays_none() -> None:
+    x, weight = random(20, 32), random(32, 32)
+    x[3] = float("nan")
+    for relu in (False, True):
+        out = multiply(x, weight, None, relu=relu)
+        assert out[3].isnan().all()
+        assert not out[:3].isnan().any()
+        assert not out[4:].isnan().any()
+
+
+def test_a_projection_is_packed_once_for_all_rows() -> None:
+    weight, total = random(112, 64), torch.zeros(112, 64)
+    projection, wanted = PackedProjection(weight), torch.zeros(112, 64).double()
+    for positions in (8, 25, 40):
+        x, gradient = random(positions, 64), random(positions, 112)
+        out, by_x = x.new_empty(positions, 112), torch.empty_like(x)
+        projection.logits(x, out)
+        projection.back(gradient, x, by_x, total)
+        assert_rounded_once(out, x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t())
+        exact = gradient.double() @ weight.double()
+        assert_rounded_once(by_x, exact, gradient.double().abs() @ weight.double().abs())
+        wanted += gradient.double().t() @ x.double()
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", [3, 40, 600])
+def test_the_loss_is_that_of_the_library(positions: int) -> None:
+    """Beyond 256 positions the logits are made in parts."""
+    labels = torch.randint(0, 64, (1, positions))
+    values = []
+    for kernels in (None, NativeTraining()):
+        torch.manual_seed(4)
+        hidden, weight = random(1, positions, 32).requires_grad_(), random(64, 32).requires_grad_()
+        with training_with(kernels):
+            loss = projected_cross_entropy(hidden, weight, labels, pad_id=0, label_smoothing=0.1)
+            loss.total.backward()
+        assert hidden.grad is not None
+        assert weight.grad is not None
+        values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float()))
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_some_rows_of_a_matrix_learn_alone() -> None:
+    """As queries do where keys and values stand in the same matrix."""
+    kernels = NativeTraining()
+    x, weight, bias = random(10, 32).requires_grad_(), random(96, 32).requires_grad_(), random(96).requires_grad_()
+    total, bias_total = torch.ones(96, 32), torch.ones(96)
+    add_gradients_to(weight, total)
+    add_gradients_to(bias, bias_total)
+    out = kernels.linear(x, weight, bias, Rows(32, 64), relu=False)
+    gradient = random(10, 32)
+    out.backward(gradient)
+    for each in (total, bias_total):
+        assert (each[:32] == 1.0).all()
+        assert (each[64:] == 1.0).all()
+    exact = gradient.double().t() @ x.detach().double()
+    torch.testing.assert_close((total[32:64] - 1.0).double(), exact, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close((bias_total[32:64] - 1.0).double(), gradient.double().sum(dim=0), rtol=1e-5, atol=1e-4)
+
+
+def test_what_does_not_fit_is_left_to_the_library() -> None:
+    x, weight = random(8, 32), random(16, 32)
+    assert suits_product(x, weight)
+    assert not suits_product(x[:7], weight)
+    assert not suits_product(random(8, 48), random(16, 48))
+    assert not suits_product(x, random(24, 32))
+    assert not suits_product(x.float(), weight.float())
+
+
+@pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])
+def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    for known in (engine.find_tile, engine.multiplies_pairs):
+        monkeypatch.setattr(engine, known.__name__, known.__wrapped__)
+    assert engine.multiplies_pairs()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert not engine.multiplies_pairs()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    assert engine.multiplies_pairs()
+
+
+def test_a_processor_with_amx_leaves_them_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    assert not engine.multiplies_pairs.__wrapped__()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    assert engine.multiplies_pairs.__wrapped__()
