@@ -53,7 +53,7 @@ def _run(name: str, left: Tensor, right: Tensor, other: Tensor | None, out: Tens
         raise ValueError(f"{tuple(other.shape)} cannot be added to {tuple(out.shape)}")
     left, right, other = left.contiguous(), right.contiguous(), None if other is None else other.contiguous()
     matrices, rows, columns = right.shape
-    room = right.new_empty(rows, columns)
+    room = right.new_empty(torch.get_num_threads(), rows, columns)
     of_other, of_product, diagonal = (struct.unpack("<i", struct.pack("<f", factor))[0] for factor in factors)
     places = SquarePlaces(
         left=left.data_ptr(),

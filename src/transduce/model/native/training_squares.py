@@ -37,7 +37,7 @@ class SquarePlaces(NamedTuple):
     diagonal: Any
     """What is added to each element of the diagonal of a symmetric result."""
     room: Any
-    """R × C."""
+    """R × C, for each thread."""
 
 
 class SquareWriter:
@@ -51,10 +51,16 @@ class SquareWriter:
 
     def write(self) -> None:
         """Both."""
+        k = self.k
         for name, work in (("symmetric", self._symmetric), ("mixed", self._mixed)):
-            with program(self.k, name, len(SquarePlaces._fields)) as (numbers, thread, threads):
+            with program(k, name, len(SquarePlaces._fields)) as (numbers, thread, threads):
                 given = SquarePlaces(*numbers)
-                with self.k.loop(0, given.matrices) as matrix:
+                each = k.build.sdiv(given.matrices, threads)
+                own = given._replace(room=k.sum_of(given.room, k.times(thread, given.rows, given.columns, 2)))
+                with k.loop(k.times(thread, each), k.times(k.sum_of(thread, 1), each)) as matrix:
+                    work(own, matrix, k.number(0), k.number(1))
+                k.barrier(threads)
+                with k.loop(k.times(threads, each), given.matrices) as matrix:  # too few for one each: all together
                     work(given, matrix, thread, threads)
 
     def _symmetric(self, given: SquarePlaces, matrix: Value, thread: Value, threads: Value) -> None:
