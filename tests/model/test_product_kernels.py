@@ -181,6 +181,7 @@ def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
 def test_a_processor_with_amx_leaves_them_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)
     assert not engine.multiplies_pairs.__wrapped__()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     assert engine.multiplies_pairs.__wrapped__()

@@ -130,7 +130,7 @@ class TrainingKernels(Protocol):
         """What multiplies parts of rows, each of no fewer than 8, by a matrix; None where PyTorch does it better."""
 
     def suits_update(self, vectors: UpdatedVectors) -> bool:
-        """Whether `update_by_adam` and `follow_update` take them."""
+        """Whether `update_by_adam` and `follow_update` take them, and `take_momentum` their gradients."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
@@ -144,8 +144,28 @@ class TrainingKernels(Protocol):
             kept: how much of the average stays what it was.
         """
 
-    def follow_update(self, vectors: UpdatedVectors, kept: float) -> None:
-        """What follows an update that has changed the masters already: all but them and the moments."""
+    def take_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
+        """Nesterov's momentum, of vectors of one length.
+
+        Args:
+            gradient: float32; it is multiplied by the factor first, and stays as it is.
+            momentum: float32: becomes decay · momentum + (1 - decay) · gradient.
+            out: float32 or bfloat16: becomes decay · momentum + (1 - decay) · gradient, by the momentum of afterwards.
+            factor: of the gradient.
+            decay: of the momentum.
+        """
+
+    def follow_update(
+        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0
+    ) -> None:
+        """What follows an update by something else than Adam.
+
+        Args:
+            vectors: all change.
+            kept: how much of the average stays what it was.
+            move: float32 or bfloat16: rate times this is taken from the masters first.
+            rate: the learning rate.
+        """
 
     def suits_squares(self, matrices: Tensor) -> bool:
         """Whether the next two take matrices (M, R, C), and squares of as many rows, and are better than PyTorch."""
@@ -172,9 +192,15 @@ class TrainingKernels(Protocol):
         """
 
     def multiply_mixed(
-        self, left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0
+        self,
+        left: Tensor,
+        right: Tensor,
+        other: Tensor | None = None,
+        *,
+        of_other: float = 0.0,
+        of_product: float = 1.0,
     ) -> Tensor:
-        """left · right + of_other · other, of matrices (M, R, R), (M, R, C) and (M, R, C)."""
+        """of_product · left right + of_other · other, of matrices (M, R, R), (M, R, C) and (M, R, C)."""
 
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from transduce.model.fused import training_kernels
+from transduce.model.fused import TrainingKernels, training_kernels
 from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
@@ -44,8 +44,8 @@ class Weight(NamedTuple):
     """Of each matrix."""
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Matrices (N, R, C) with the same singular vectors, and singular values near one.
+def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
+    """Matrices (N, R, C) with the same singular vectors, and singular values near one, times a scale.
 
     The largest become 0.73 to 1.27, and with them all that are at least a hundredth of the fourth root of the sum of
     all values' fourth powers. Smaller ones grow 78 fold; zero stays zero. Computed in the precision of the matrices.
@@ -57,23 +57,25 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     x = x.contiguous() / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
     gram = products.multiply_symmetric(x, x)
     # Closer to the greatest singular value than ‖M‖ is, so that fewer polynomials do. Zero alone is below the least.
-    scale = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
-    x, gram = x * scale, gram * scale.square()
-    x = (_by_gram_matrix if x.shape[2] > _MANY_COLUMNS * x.shape[1] else _one_by_one)(x, gram, products)
+    shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
+    x, gram = x * shrink, gram * shrink.square()
+    make = _by_gram_matrix if x.shape[2] > _MANY_COLUMNS * x.shape[1] else _one_by_one
+    x = make(x, gram, products, scale)
     return x.mT if tall else x
 
 
-def _one_by_one(x: Tensor, gram: Tensor, products: "_Products") -> Tensor:
+def _one_by_one(x: Tensor, gram: Tensor, products: "_Products", scale: float) -> Tensor:
     """All polynomials of matrices (N, R, C), given x xᵀ. Three take 6 C / R + 3 times R³ multiplications."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = products.multiply_symmetric(x, x)
         factor = products.multiply_symmetric(gram, gram, gram, of_other=b, of_product=c)
-        x = products.multiply_mixed(factor, x, x, of_other=a)
+        own = scale if number == len(_POLYNOMIALS) - 1 else 1.0
+        x = products.multiply_mixed(factor, x, x, of_other=own * a, of_product=own)
     return x
 
 
-def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products") -> Tensor:
+def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products", scale: float) -> Tensor:
     """The same, where rows are few: each polynomial is p(x xᵀ) x, and x xᵀ afterwards p(x xᵀ) x xᵀ p(x xᵀ), so that the
     matrices themselves are needed at the end alone. Three take 2 C / R + 9 times R³ multiplications, x xᵀ among them.
     All but the last product are symmetric, for they are of polynomials of one matrix.
@@ -86,7 +88,7 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products") -> Tensor:
     factor = values[0]
     for value in values[1:]:
         factor = products.multiply_symmetric(value, factor)
-    return products.multiply_mixed(factor, x)
+    return products.multiply_mixed(factor, x, of_product=scale)
 
 
 class _Products(Protocol):
@@ -104,7 +106,13 @@ class _Products(Protocol):
     ) -> Tensor: ...
 
     def multiply_mixed(
-        self, left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0
+        self,
+        left: Tensor,
+        right: Tensor,
+        other: Tensor | None = None,
+        *,
+        of_other: float = 0.0,
+        of_product: float = 1.0,
     ) -> Tensor: ...
 
 
@@ -121,18 +129,23 @@ class _Library:
         of_product: float = 1.0,
         diagonal: float = 0.0,
     ) -> Tensor:
-        if other is None:
-            value = left @ right.mT
-            value = value if of_product == 1.0 else value * of_product
-        else:
-            value = torch.baddbmm(other, left, right.mT, beta=of_other, alpha=of_product)
+        value = _library_product(left, right.mT, other, of_other, of_product)
         if diagonal:
             value.diagonal(dim1=1, dim2=2).add_(diagonal)
         return value
 
     @staticmethod
-    def multiply_mixed(left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0) -> Tensor:
-        return left @ right if other is None else torch.baddbmm(other, left, right, beta=of_other)
+    def multiply_mixed(
+        left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0, of_product: float = 1.0
+    ) -> Tensor:
+        return _library_product(left, right, other, of_other, of_product)
+
+
+def _library_product(left: Tensor, right: Tensor, other: Tensor | None, of_other: float, of_product: float) -> Tensor:
+    if other is not None:
+        return torch.baddbmm(other, left, right, beta=of_other, alpha=of_product)
+    product = left @ right
+    return product if of_product == 1.0 else product.mul_(of_product)
 
 
 class Muon:
@@ -168,7 +181,21 @@ class Muon:
     def step(self, rate: float) -> None:
         """One update by the gradient, with Nesterov's momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
-        update = self.gradient.lerp(self.momentum, self._decay)
+        move = self.gradient.lerp(self.momentum, self._decay)
+        self._make_all_orthogonal(move)
+        self.master.add_(move, alpha=-rate)
+
+    def find_move(self, kernels: TrainingKernels, factor: float) -> Tensor:
+        """What an update is to move the masters by, times the rate, in the dtype that the model computes in; and the
+        momentum has moved. The gradient is multiplied by a factor first.
+        """
+        move = torch.empty_like(self.gradient, dtype=self._dtype)
+        kernels.take_momentum(self.gradient, self.momentum, move, factor, self._decay)
+        self._make_all_orthogonal(move)
+        return move
+
+    def _make_all_orthogonal(self, update: Tensor) -> None:
+        """In place."""
         sizes = [sum(self._weights[name].held.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
@@ -180,7 +207,6 @@ class Muon:
         for work in works:
             if work is not None:
                 work.wait()
-        self.master.add_(update, alpha=-rate)
 
     def _update_group(self, names: Sequence[str], update: Tensor) -> None:
         """Of the weights that lie in this part of the update."""
@@ -202,8 +228,8 @@ class Muon:
             for matrix in weight.split(self._weights[name].rows):
                 alike.setdefault(matrix.shape, []).append(matrix)
         for shape, matrices in alike.items():
-            found = orthogonalize(torch.stack(matrices).to(self._dtype)).float()
-            found *= _USUAL_UPDATE * math.sqrt(max(shape))
+            scale = _USUAL_UPDATE * math.sqrt(max(shape))
+            found = orthogonalize(torch.stack(matrices).to(self._dtype), scale)
             torch._foreach_copy_(matrices, list(found.unbind()))
 
     def vectors(self) -> dict[str, Tensor]:

@@ -90,9 +90,8 @@ class FlatUpdate:
             numbers = self.adam.numbers(factor, rate, updates)
             kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, kept)
         if self.muon is not None:
-            self.gradient[start:] *= factor
-            self.muon.step(rate)
-            kernels.follow_update(self._part(slice(start, None)), kept)
+            move = self.muon.find_move(kernels, factor)
+            kernels.follow_update(self._part(slice(start, None)), kept, move, rate)
         self.adam.updates = updates
 
     def _part(self, part: slice) -> UpdatedVectors:

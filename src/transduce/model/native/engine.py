@@ -67,15 +67,17 @@ def find_tile() -> Tile | None:
     narrow = limit in _NARROW_ISA or capability == "avx2"
     if features.get("avx512bw") and not narrow:
         has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
-        return WIDE._replace(kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit))
+        return WIDE._replace(
+            kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
+        )
     if features.get("avx2") and features.get("fma"):
         return NARROW._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 
 
-def _has_amx(features: dict[str, bool], limit: str) -> bool:
-    """Whether this process may use AMX for bytes: the system grants its registers to those who ask."""
-    if not (features.get("amx-tile") and features.get("amx-int8")) or not ("AMX" in limit or limit in _EVERY_ISA):
+def _has_amx(features: dict[str, bool], limit: str, products: str) -> bool:
+    """Whether this process may use AMX for some products: the system grants its registers to those who ask."""
+    if not (features.get("amx-tile") and features.get(products)) or not ("AMX" in limit or limit in _EVERY_ISA):
         return False
     ask = getattr(torch.cpu, "_init_amx", None)
     return ask is not None and bool(ask())
@@ -88,8 +90,7 @@ def multiplies_pairs() -> bool:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     if tile is None or tile.lanes != WIDE.lanes or not features.get("avx512bf16") or limit in _NO_PAIRS:
         return False
-    has_amx = features.get("amx-tile") and features.get("amx-bf16") and ("AMX" in limit or limit in _EVERY_ISA)
-    return not has_amx
+    return not _has_amx(features, limit, "amx-bf16")
 
 
 def own_tile() -> Tile:

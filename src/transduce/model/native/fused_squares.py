@@ -39,12 +39,14 @@ def multiply_symmetric(
     return out
 
 
-def multiply_mixed(left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0) -> Tensor:
+def multiply_mixed(
+    left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0, of_product: float = 1.0
+) -> Tensor:
     """See `fused.TrainingKernels`."""
     if left.shape != (*right.shape[:2], right.shape[1]):
         raise ValueError(f"{tuple(left.shape)} by {tuple(right.shape)}")
     out = torch.empty_like(right, memory_format=torch.contiguous_format)
-    _run("mixed", left, right, other, out, (of_other, 1.0, 0.0))
+    _run("mixed", left, right, other, out, (of_other, of_product, 0.0))
     return out
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from transduce.model.fused import AdamNumbers, UpdatedVectors
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
 from transduce.model.native.tile import Tile
-from transduce.model.native.training_update import UpdatePlaces, UpdateWriter
+from transduce.model.native.training_update import MomentumPlaces, UpdatePlaces, UpdateWriter
+
+_WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def suits_update(vectors: UpdatedVectors) -> bool:
@@ -23,17 +25,44 @@ def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numb
     _run("adam", vectors, kept, moments, numbers)
 
 
-def follow_update(vectors: UpdatedVectors, kept: float) -> None:
+def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """See `fused.TrainingKernels`."""
-    _run("follow", vectors, kept, (), AdamNumbers(*[0.0] * len(AdamNumbers._fields)))
+    for vector in (gradient, momentum, out):
+        _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
+    places = MomentumPlaces(
+        gradient=gradient.data_ptr(),
+        momentum=momentum.data_ptr(),
+        out=out.data_ptr(),
+        is_narrow=int(out.dtype == torch.bfloat16),
+        count=gradient.numel(),
+        factor=_bits(factor),
+        decay=_bits(decay),
+    )
+    _programs(own_tile())["momentum"].run(*places)
 
 
-def _run(name: str, vectors: UpdatedVectors, kept: float, moments: tuple[Tensor, ...], numbers: AdamNumbers) -> None:
+def follow_update(vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0) -> None:
+    """See `fused.TrainingKernels`."""
+    if move is not None:
+        _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
+    nothing = AdamNumbers(*[0.0] * len(AdamNumbers._fields))._replace(rate=rate)
+    _run("follow", vectors, kept, (), nothing, move)
+
+
+def _run(
+    name: str,
+    vectors: UpdatedVectors,
+    kept: float,
+    moments: tuple[Tensor, ...],
+    numbers: AdamNumbers,
+    move: Tensor | None = None,
+) -> None:
     count, narrow = vectors.master.numel(), vectors.working
-    for vector in (*vectors, *moments):
-        wanted = torch.bfloat16 if vector is narrow else torch.float32
-        if vector is not None and ((vector.numel(), vector.dtype) != (count, wanted) or not vector.is_contiguous()):
-            raise ValueError(f"{vector.dtype} {tuple(vector.shape)} beside {count} parameters")
+    for vector in (*vectors[:3], *moments):
+        if vector is not None:
+            _check(vector, count)
+    if narrow is not None:
+        _check(narrow, count, kinds=_NARROW)
     first, second = (moment.data_ptr() for moment in moments) if moments else (0, 0)
     places = UpdatePlaces(
         master=vectors.master.data_ptr(),
@@ -44,9 +73,16 @@ def _run(name: str, vectors: UpdatedVectors, kept: float, moments: tuple[Tensor,
         kept=_bits(kept),
         first=first,
         second=second,
+        move=0 if move is None else move.data_ptr(),
+        has_narrow_move=int(move is not None and move.dtype == torch.bfloat16),
         **{field: _bits(number) for field, number in numbers._asdict().items()},
     )
     _programs(own_tile())[name].run(*places)
+
+
+def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE) -> None:
+    if vector.numel() != count or vector.dtype not in kinds or not vector.is_contiguous():
+        raise ValueError(f"{vector.dtype} {tuple(vector.shape)} beside {count} parameters")
 
 
 def _bits(value: float) -> int:

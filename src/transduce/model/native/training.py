@@ -14,7 +14,7 @@ from transduce.model.native.fused_rows import (
     sum_rows,
 )
 from transduce.model.native.fused_squares import multiply_mixed, multiply_symmetric, suits_squares
-from transduce.model.native.fused_update import follow_update, suits_update, update_by_adam
+from transduce.model.native.fused_update import follow_update, suits_update, take_momentum, update_by_adam
 
 
 class NativeTraining:
@@ -37,6 +37,7 @@ class NativeTraining:
     multiply_mixed = staticmethod(multiply_mixed)
     suits_update = staticmethod(suits_update)
     update_by_adam = staticmethod(update_by_adam)
+    take_momentum = staticmethod(take_momentum)
     follow_update = staticmethod(follow_update)
     suits_logits = staticmethod(suits_logits)
     softmax_ = staticmethod(softmax_)

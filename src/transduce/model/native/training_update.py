@@ -4,7 +4,7 @@ Operations one after another read and write each vector from memory, as a model'
 holds: some 70 bytes a parameter, of which 42 are left in one pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -39,32 +39,73 @@ class UpdatePlaces(NamedTuple):
     inverse_root: Any
     """1 / √(1 - β2^t)."""
     epsilon: Any
+    move: Any
+    """Of the masters, times the rate; 0: none. For `follow` alone, as the next."""
+    has_narrow_move: Any
+    """A number: not 0 if that is bfloat16."""
+
+
+class MomentumPlaces(NamedTuple):
+    """The numbers of `momentum`: addresses of float32 vectors, where nothing else is said."""
+
+    gradient: Any
+    momentum: Any
+    out: Any
+    """float32 or bfloat16."""
+    is_narrow: Any
+    """A number: not 0 for bfloat16."""
+    count: Any
+    """A number: elements."""
+    factor: Any
+    """A number, the bits of a float32, as the next: of the gradient, before anything else."""
+    decay: Any
 
 
 class UpdateWriter:
-    """Writes the programs `adam`, and `follow` for parameters that were updated otherwise."""
+    """Writes the programs `adam`, and `momentum` and `follow` for parameters that are updated otherwise."""
 
-    names = ("adam", "follow")
+    names = ("adam", "follow", "momentum")
 
     def __init__(self, k: Emitter) -> None:
         self.k = k
 
     def write(self) -> None:
-        """Both."""
+        """All."""
         k = self.k
         for name, work in (("adam", self._adam), ("follow", self._take)):
             with program(k, name, len(UpdatePlaces._fields)) as (numbers, thread, threads):
                 given = UpdatePlaces(*numbers)
-                whole = k.build.sdiv(given.count, k.number(k.lanes))
-                first, last = k.share(whole, thread, threads)
-                with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
-                    self._follow(given, number, None, work)
-                rest = k.build.sub(given.count, k.times(whole, k.lanes))
-                is_last = k.build.icmp_signed("==", k.sum_of(thread, 1), threads)
-                with k.where(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.number(0)))):
-                    lanes = ir.Constant(k.ints, list(range(k.lanes)))
-                    inside = k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
-                    self._follow(given, k.times(whole, k.lanes), inside, work)
+                for number, inside in self._each_vector(given.count, thread, threads):
+                    self._follow(given, number, inside, work)
+        with program(k, "momentum", len(MomentumPlaces._fields)) as (numbers, thread, threads):
+            own = MomentumPlaces(*numbers)
+            for number, inside in self._each_vector(own.count, thread, threads):
+                self._momentum(own, number, inside)
+
+    def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
+        """The thread's share of elements, a vector at a time; and which of a last one are among them."""
+        k = self.k
+        whole = k.build.sdiv(count, k.number(k.lanes))
+        first, last = k.share(whole, thread, threads)
+        with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
+            yield number, None
+        rest = k.build.sub(count, k.times(whole, k.lanes))
+        is_last = k.build.icmp_signed("==", k.sum_of(thread, 1), threads)
+        with k.where(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.number(0)))):
+            lanes = ir.Constant(k.ints, list(range(k.lanes)))
+            yield k.times(whole, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
+
+    def _momentum(self, given: "MomentumPlaces", number: Value, inside: Value | None) -> None:
+        """Nesterov's: the gradient moves the momentum, and the momentum the gradient."""
+        k = self.k
+        gradient = k.build.fmul(self._get(given.gradient, number, inside), self._real(given.factor))
+        momentum = self._mean(given.momentum, given.decay, gradient, number, inside)
+        ahead = k.madd(self._real(given.decay), k.build.fsub(momentum, gradient), gradient)
+        with k.build.if_else(k.build.icmp_signed("!=", given.is_narrow, k.number(0))) as (narrow, wide):
+            with narrow:
+                self._put(ahead, given.out, number, inside, I16)
+            with wide:
+                self._put(ahead, given.out, number, inside)
 
     def _follow(
         self,
@@ -85,8 +126,21 @@ class UpdateWriter:
             self._put(master, given.working, number, inside, I16)
 
     def _take(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
-        """Masters as they are."""
-        return self._get(given.master, number, inside)
+        """Masters, less a move."""
+        k = self.k
+        master = k.variable(self._get(given.master, number, inside))
+        rate = k.build.fsub(k.splat(0.0), self._real(given.rate))
+        has_move, is_narrow = (
+            k.build.icmp_signed("!=", each, k.number(0)) for each in (given.move, given.has_narrow_move)
+        )
+        with k.where(has_move), k.build.if_else(is_narrow) as (narrow, wide):
+            for branch, kind in ((narrow, I16), (wide, F32)):
+                with branch:
+                    move = k.load_wide(k.place(given.move), number, kind, inside=inside)
+                    moved = k.madd(rate, move, k.get(master, move))
+                    k.store(moved, master)
+                    self._put(moved, given.master, number, inside)
+        return k.get(master, rate)
 
     def _adam(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
         k = self.k
