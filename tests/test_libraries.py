@@ -1,5 +1,7 @@
 """What a library takes of memory is given back, and what is read again is there."""
 
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +63,36 @@ def test_kernels_are_compiled_in_a_forked_process_and_beside_one(who: str) -> No
     pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed", exc_type=ImportError)
     done = subprocess.run([sys.executable, "-c", _FORK, who], check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_FREED = """
+import resource, torch
+from transduce.libraries import keep_freed_memory
+
+def step():
+    kept = [torch.ones(millions << 20) for millions in (3, 5, 2, 4, 3)]
+    return [x.add(1.0) for x in kept]
+
+torch.set_num_threads(1)
+keep_freed_memory()
+for _ in range(5):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
+"""
+_PAGES_OF_A_STEP = 2 * 17 * 1024  # of 4 KiB
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this is of GNU's C library")
+@pytest.mark.parametrize("said", [{}, {"MALLOC_TOP_PAD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=65536"}])
+def test_freed_memory_is_used_again_unless_somebody_said_how_it_is_kept(said: dict[str, str]) -> None:
+    """Where the system hands it out anew, each page is a fault."""
+    if said and _LARGE_PAGES.exists() and "[always]" in _LARGE_PAGES.read_text(encoding="utf-8"):
+        pytest.skip("this system's pages are large, so that there are few")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", _FREED], env=clean | said, capture_output=True, text=True, check=True)
+    faults = int(done.stdout)
+    assert (faults > _PAGES_OF_A_STEP / 2) if said else (faults < _PAGES_OF_A_STEP / 10), faults

@@ -1,6 +1,6 @@
 """Products of training in bfloat16, with what surrounds them.
 
-PyTorch's library writes a program for each shape, a quarter of a millisecond to a whole one each, and batches have ever
+PyTorch's library writes a program for each shape, which takes it up to a millisecond, and batches have ever
 new shapes. These take sizes as they come; and what surrounds a product is done on the way: bias and ReLU, the sums of
 the gradient by the bias, the sum of the matrix' gradient in float32.
 Legend: N positions, I inputs and O outputs of a layer.
