@@ -149,3 +149,18 @@ def browser() -> "Iterator[Browser]":
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest) -> None:
+    """The test runs on so many threads."""
+    import torch
+
+    torch.set_num_threads(request.param)
+
+
+@pytest.fixture(params=["NARROW", "WIDE"])
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
+    tiles = pytest.importorskip("transduce.model.native.tile", reason="llvmlite is not installed", exc_type=ImportError)
+    monkeypatch.setattr("transduce.model.native.engine.find_tile", lambda: getattr(tiles, request.param))

@@ -1,7 +1,5 @@
 """The kernel for embeddings gives the same rows, and the same gradients, as PyTorch's operations."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,27 +8,15 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.model.fused import add_gradients_to
 from transduce.model.native.engine import find_tile
-from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("tile", "threads")
+
 KERNELS = NativeTraining()
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-@pytest.fixture(autouse=True, params=[NARROW, WIDE], ids=lambda tile: f"{tile.lanes} lanes")
-def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.model.native.engine.find_tile", lambda: request.param)
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @DTYPES

@@ -1,7 +1,5 @@
 """Products of training in machine code give what exact arithmetic gives, rounded once."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,26 +11,20 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 from transduce.model.fused import Rows, add_gradients_to, training_with
 from transduce.model.native import engine
 from transduce.model.native.fused_products import PackedProjection, Sums, multiply, multiply_back, suits_product
+from transduce.model.native.tile import NARROW
 from transduce.model.native.training import NativeTraining
 from transduce.training.loss import projected_cross_entropy
 
 if not engine.multiplies_pairs():
     pytest.skip("this processor does not multiply pairs of bfloat16, or has AMX", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("threads")
+
 HALF_STEP = 2.0**-8  # of bfloat16, relative: what rounding once may change
 # Positions, inputs, outputs: one tile and its neighbours, panels of one, two and three vectors, and several of them.
 SIZES = pytest.mark.parametrize(
     ("positions", "inputs", "outputs"), [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208)]
 )
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(3)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int) -> Tensor:
@@ -169,7 +161,7 @@ def test_what_does_not_fit_is_left_to_the_library() -> None:
 def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    for known in (engine.find_tile, engine.multiplies_pairs):
+    for known in (engine.find_tile, engine._has_pairs):
         monkeypatch.setattr(engine, known.__name__, known.__wrapped__)
     assert engine.multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
@@ -182,6 +174,12 @@ def test_a_processor_with_amx_leaves_them_to_the_library(monkeypatch: pytest.Mon
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)
-    assert not engine.multiplies_pairs.__wrapped__()
+    monkeypatch.setattr(engine, "_has_pairs", engine._has_pairs.__wrapped__)
+    assert not engine.multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert engine.multiplies_pairs.__wrapped__()
+    assert engine.multiplies_pairs()
+
+
+def test_where_vectors_are_narrow_they_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_tile", lambda: NARROW)
+    assert not suits_product(random(8, 32), random(16, 32))

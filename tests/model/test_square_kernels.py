@@ -1,14 +1,12 @@
 """Products of square matrices in machine code give what PyTorch gives, and symmetric ones to the bit."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.fused import training_with
+from transduce.model.fused import Mixture, training_with
 from transduce.model.native import engine
 from transduce.model.native.fused_squares import multiply_mixed, multiply_symmetric, suits_squares
 from transduce.model.native.training import NativeTraining
@@ -17,17 +15,10 @@ from transduce.training.muon import orthogonalize
 if not engine.multiplies_pairs():
     pytest.skip("this processor does not multiply pairs of bfloat16, or has AMX", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("threads")
+
 # Matrices, rows, columns: one and several panels, more matrices than threads, fewer, and some that are left over.
 SIZES = pytest.mark.parametrize(("matrices", "rows", "columns"), [(1, 32, 32), (2, 64, 96), (4, 96, 32), (5, 160, 320)])
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(5)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int) -> Tensor:
@@ -40,7 +31,7 @@ def test_symmetric_products(matrices: int, rows: int, columns: int) -> None:
     gram = multiply_symmetric(x, x)
     assert torch.equal(gram, gram.mT)
     torch.testing.assert_close(gram.double(), x.double() @ x.double().mT, rtol=2**-8, atol=1e-5)
-    found = multiply_symmetric(gram, gram, gram, of_other=-2.5, of_product=1.5, diagonal=3.0)
+    found = multiply_symmetric(gram, gram, Mixture(gram, -2.5, 1.5, diagonal=3.0))
     assert torch.equal(found, found.mT)
     wide = gram.double()
     wanted = 1.5 * wide @ wide - 2.5 * wide
@@ -53,7 +44,7 @@ def test_symmetric_products(matrices: int, rows: int, columns: int) -> None:
 @SIZES
 def test_mixed_products(matrices: int, rows: int, columns: int) -> None:
     factor, x = random(matrices, rows, rows), random(matrices, rows, columns)
-    plain, mixed = multiply_mixed(factor, x), multiply_mixed(factor, x, x, of_other=2.0)
+    plain, mixed = multiply_mixed(factor, x), multiply_mixed(factor, x, Mixture(x, 2.0))
     wanted = factor.double() @ x.double()
     torch.testing.assert_close(plain.double(), wanted, rtol=2**-8, atol=1e-5)
     torch.testing.assert_close(mixed.double(), wanted + 2.0 * x.double(), rtol=2**-8, atol=1e-5)
@@ -79,7 +70,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         gram = multiply_symmetric(x, x)
-        found.append((gram, multiply_mixed(gram, x, x, of_other=0.5)))
+        found.append((gram, multiply_mixed(gram, x, Mixture(x, 0.5, 0.25))))
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
@@ -93,5 +84,7 @@ def test_what_does_not_fit_is_refused_or_left_to_the_library() -> None:
         multiply_symmetric(random(1, 32, 64), random(1, 32, 32))
     with pytest.raises(ValueError, match=r"\(1, 64, 64\) by \(1, 32, 64\)"):
         multiply_mixed(random(1, 64, 64), random(1, 32, 64))
+    with pytest.raises(ValueError, match=r"with 2.0 on the diagonal"):
+        multiply_mixed(random(1, 32, 32), random(1, 32, 64), Mixture(diagonal=2.0))
     with pytest.raises(ValueError, match=r"\(1, 32, 64\) cannot be added to \(1, 32, 32\)"):
-        multiply_symmetric(random(1, 32, 64), random(1, 32, 64), random(1, 32, 64))
+        multiply_symmetric(random(1, 32, 64), random(1, 32, 64), Mixture(random(1, 32, 64)))

@@ -1,7 +1,7 @@
 """The kernels that update parameters do what PyTorch's operations do one after another."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.model.fused import AdamNumbers, UpdatedVectors, training_with
 from transduce.model.native.engine import find_tile
-from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
 from transduce.training.settings import ResolvedTraining
 from transduce.training.update import FlatUpdate
@@ -19,21 +18,10 @@ from transduce.training.update import FlatUpdate
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("tile", "threads")
+
 KERNELS = NativeTraining()
 Make = Callable[..., ResolvedTraining]
-
-
-@pytest.fixture(autouse=True, params=[NARROW, WIDE], ids=lambda tile: f"{tile.lanes} lanes")
-def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.model.native.engine.find_tile", lambda: request.param)
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16: bool) -> dict[str, Tensor]:

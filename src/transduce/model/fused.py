@@ -55,7 +55,31 @@ class Projection(Protocol):
         """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a float32 sum."""
 
 
-class TrainingKernels(Protocol):
+class Mixture(NamedTuple):
+    """What becomes of a product of matrices: of_product · product + of_other · other + diagonal · I."""
+
+    other: Tensor | None = None
+    """Like the product."""
+    of_other: float = 0.0
+    of_product: float = 1.0
+    diagonal: float = 0.0
+    """Of symmetric products alone."""
+
+
+ALONE = Mixture()
+
+
+class SquareProducts(Protocol):
+    """Products that making matrices orthogonal takes."""
+
+    def multiply_symmetric(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        """left · rightᵀ, of (M, R, C) both, where that is known to be symmetric; mixed with what is, (M, R, R)."""
+
+    def multiply_mixed(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        """left · right, of (M, R, R) and (M, R, C), mixed."""
+
+
+class TrainingKernels(SquareProducts, Protocol):
     """What bricks may ask for, in training and in validation."""
 
     def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
@@ -168,39 +192,7 @@ class TrainingKernels(Protocol):
         """
 
     def suits_squares(self, matrices: Tensor) -> bool:
-        """Whether the next two take matrices (M, R, C), and squares of as many rows, and are better than PyTorch."""
-
-    def multiply_symmetric(
-        self,
-        left: Tensor,
-        right: Tensor,
-        other: Tensor | None = None,
-        *,
-        of_other: float = 0.0,
-        of_product: float = 1.0,
-        diagonal: float = 0.0,
-    ) -> Tensor:
-        """of_product · left rightᵀ + of_other · other + diagonal · I, where that is known to be symmetric.
-
-        Args:
-            left: (M, R, C).
-            right: (M, R, C).
-            other: (M, R, R).
-            of_other: what it is multiplied by.
-            of_product: what the product is multiplied by.
-            diagonal: what is added to the diagonal.
-        """
-
-    def multiply_mixed(
-        self,
-        left: Tensor,
-        right: Tensor,
-        other: Tensor | None = None,
-        *,
-        of_other: float = 0.0,
-        of_product: float = 1.0,
-    ) -> Tensor:
-        """of_product · left right + of_other · other, of matrices (M, R, R), (M, R, C) and (M, R, C)."""
+        """Whether `SquareProducts` take matrices (M, R, C), and squares of as many rows, and PyTorch is slower."""
 
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""

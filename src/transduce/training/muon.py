@@ -7,12 +7,12 @@ the gradient knows counts alike.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from transduce.model.fused import TrainingKernels, training_kernels
+from transduce.model.fused import ALONE, Mixture, SquareProducts, TrainingKernels, training_kernels
 from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
@@ -53,7 +53,7 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     kernels = training_kernels()
-    products: _Products = kernels if kernels is not None and kernels.suits_squares(x) else _Library()
+    products: SquareProducts = kernels if kernels is not None and kernels.suits_squares(x) else _Library()
     x = x.contiguous() / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
     gram = products.multiply_symmetric(x, x)
     # Closer to the greatest singular value than ‖M‖ is, so that fewer polynomials do. Zero alone is below the least.
@@ -64,18 +64,18 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     return x.mT if tall else x
 
 
-def _one_by_one(x: Tensor, gram: Tensor, products: "_Products", scale: float) -> Tensor:
+def _one_by_one(x: Tensor, gram: Tensor, products: SquareProducts, scale: float) -> Tensor:
     """All polynomials of matrices (N, R, C), given x xᵀ. Three take 6 C / R + 3 times R³ multiplications."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = products.multiply_symmetric(x, x)
-        factor = products.multiply_symmetric(gram, gram, gram, of_other=b, of_product=c)
+        factor = products.multiply_symmetric(gram, gram, Mixture(gram, b, c))
         own = scale if number == len(_POLYNOMIALS) - 1 else 1.0
-        x = products.multiply_mixed(factor, x, x, of_other=own * a, of_product=own)
+        x = products.multiply_mixed(factor, x, Mixture(x, own * a, own))
     return x
 
 
-def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products", scale: float) -> Tensor:
+def _by_gram_matrix(x: Tensor, gram: Tensor, products: SquareProducts, scale: float) -> Tensor:
     """The same, where rows are few: each polynomial is p(x xᵀ) x, and x xᵀ afterwards p(x xᵀ) x xᵀ p(x xᵀ), so that the
     matrices themselves are needed at the end alone. Three take 2 C / R + 9 times R³ multiplications, x xᵀ among them.
     All but the last product are symmetric, for they are of polynomials of one matrix.
@@ -84,68 +84,29 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, products: "_Products", scale: float
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = products.multiply_symmetric(products.multiply_symmetric(values[-1], gram), values[-1])
-        values.append(products.multiply_symmetric(gram, gram, gram, of_other=b, of_product=c, diagonal=a))
+        values.append(products.multiply_symmetric(gram, gram, Mixture(gram, b, c, diagonal=a)))
     factor = values[0]
     for value in values[1:]:
         factor = products.multiply_symmetric(value, factor)
-    return products.multiply_mixed(factor, x, of_product=scale)
-
-
-class _Products(Protocol):
-    """What kernels do where they suit, by their names (`fused.TrainingKernels`)."""
-
-    def multiply_symmetric(
-        self,
-        left: Tensor,
-        right: Tensor,
-        other: Tensor | None = None,
-        *,
-        of_other: float = 0.0,
-        of_product: float = 1.0,
-        diagonal: float = 0.0,
-    ) -> Tensor: ...
-
-    def multiply_mixed(
-        self,
-        left: Tensor,
-        right: Tensor,
-        other: Tensor | None = None,
-        *,
-        of_other: float = 0.0,
-        of_product: float = 1.0,
-    ) -> Tensor: ...
+    return products.multiply_mixed(factor, x, Mixture(of_product=scale))
 
 
 class _Library:
     """The same by PyTorch, which makes both halves of what is symmetric."""
 
     @staticmethod
-    def multiply_symmetric(
-        left: Tensor,
-        right: Tensor,
-        other: Tensor | None = None,
-        *,
-        of_other: float = 0.0,
-        of_product: float = 1.0,
-        diagonal: float = 0.0,
-    ) -> Tensor:
-        value = _library_product(left, right.mT, other, of_other, of_product)
-        if diagonal:
-            value.diagonal(dim1=1, dim2=2).add_(diagonal)
+    def multiply_symmetric(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        value = _Library.multiply_mixed(left, right.mT, mixture)
+        if mixture.diagonal:
+            value.diagonal(dim1=1, dim2=2).add_(mixture.diagonal)
         return value
 
     @staticmethod
-    def multiply_mixed(
-        left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0, of_product: float = 1.0
-    ) -> Tensor:
-        return _library_product(left, right, other, of_other, of_product)
-
-
-def _library_product(left: Tensor, right: Tensor, other: Tensor | None, of_other: float, of_product: float) -> Tensor:
-    if other is not None:
-        return torch.baddbmm(other, left, right, beta=of_other, alpha=of_product)
-    product = left @ right
-    return product if of_product == 1.0 else product.mul_(of_product)
+    def multiply_mixed(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        if mixture.other is not None:
+            return torch.baddbmm(mixture.other, left, right, beta=mixture.of_other, alpha=mixture.of_product)
+        product = left @ right
+        return product if mixture.of_product == 1.0 else product.mul_(mixture.of_product)
 
 
 class Muon:

@@ -83,14 +83,16 @@ def _has_amx(features: dict[str, bool], limit: str, products: str) -> bool:
     return ask is not None and bool(ask())
 
 
-@cache
 def multiplies_pairs() -> bool:
     """Whether products of bfloat16 are best taken by `vpdpbf16ps`: where it is, and AMX is not."""
-    tile, features = find_tile(), llvm.get_host_cpu_features()
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    if tile is None or tile.lanes != WIDE.lanes or not features.get("avx512bf16") or limit in _NO_PAIRS:
-        return False
-    return not _has_amx(features, limit, "amx-bf16")
+    tile = find_tile()
+    return tile is not None and tile.lanes == WIDE.lanes and _has_pairs()
+
+
+@cache
+def _has_pairs() -> bool:
+    limit, features = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), llvm.get_host_cpu_features()
+    return bool(features.get("avx512bf16")) and limit not in _NO_PAIRS and not _has_amx(features, limit, "amx-bf16")
 
 
 def own_tile() -> Tile:

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from transduce.model.fused import ALONE, Mixture
 from transduce.model.native.engine import Program, compile_programs, multiplies_pairs, new_emitter, own_tile
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_squares import SquarePlaces, SquareWriter
@@ -22,41 +23,28 @@ def suits_squares(matrices: Tensor) -> bool:
     return fits and matrices.dtype == torch.bfloat16 and matrices.device.type == "cpu" and multiplies_pairs()
 
 
-def multiply_symmetric(
-    left: Tensor,
-    right: Tensor,
-    other: Tensor | None = None,
-    *,
-    of_other: float = 0.0,
-    of_product: float = 1.0,
-    diagonal: float = 0.0,
-) -> Tensor:
-    """See `fused.TrainingKernels`."""
+def multiply_symmetric(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+    """See `fused.SquareProducts`."""
     if left.shape != right.shape:
         raise ValueError(f"{tuple(left.shape)} by the transpose of {tuple(right.shape)}")
-    out = left.new_empty(len(left), left.shape[1], left.shape[1])
-    _run("symmetric", left, right, other, out, (of_other, of_product, diagonal))
-    return out
+    return _run("symmetric", left, right, mixture, left.new_empty(len(left), left.shape[1], left.shape[1]))
 
 
-def multiply_mixed(
-    left: Tensor, right: Tensor, other: Tensor | None = None, *, of_other: float = 0.0, of_product: float = 1.0
-) -> Tensor:
-    """See `fused.TrainingKernels`."""
-    if left.shape != (*right.shape[:2], right.shape[1]):
-        raise ValueError(f"{tuple(left.shape)} by {tuple(right.shape)}")
-    out = torch.empty_like(right, memory_format=torch.contiguous_format)
-    _run("mixed", left, right, other, out, (of_other, of_product, 0.0))
-    return out
+def multiply_mixed(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+    """See `fused.SquareProducts`."""
+    if left.shape != (*right.shape[:2], right.shape[1]) or mixture.diagonal:
+        raise ValueError(f"{tuple(left.shape)} by {tuple(right.shape)}, with {mixture.diagonal} on the diagonal")
+    return _run("mixed", left, right, mixture, torch.empty_like(right, memory_format=torch.contiguous_format))
 
 
-def _run(name: str, left: Tensor, right: Tensor, other: Tensor | None, out: Tensor, factors: tuple[float, ...]) -> None:
+def _run(name: str, left: Tensor, right: Tensor, mixture: Mixture, out: Tensor) -> Tensor:
+    other = mixture.other
     if other is not None and other.shape != out.shape:
         raise ValueError(f"{tuple(other.shape)} cannot be added to {tuple(out.shape)}")
     left, right, other = left.contiguous(), right.contiguous(), None if other is None else other.contiguous()
     matrices, rows, columns = right.shape
     room = right.new_empty(torch.get_num_threads(), rows, columns)
-    of_other, of_product, diagonal = (struct.unpack("<i", struct.pack("<f", factor))[0] for factor in factors)
+    of_other, of_product, diagonal = (struct.unpack("<i", struct.pack("<f", factor))[0] for factor in mixture[1:])
     places = SquarePlaces(
         left=left.data_ptr(),
         right=right.data_ptr(),
@@ -71,6 +59,7 @@ def _run(name: str, left: Tensor, right: Tensor, other: Tensor | None, out: Tens
         room=room.data_ptr(),
     )
     _programs(own_tile())[name].run(*places)
+    return out
 
 
 @cache

@@ -65,42 +65,43 @@ class SquareWriter:
 
     def _symmetric(self, given: SquarePlaces, matrix: Value, thread: Value, threads: Value) -> None:
         k = self.k
-        start, square = k.times(matrix, given.rows, given.columns), k.times(matrix, given.rows, given.rows)
+        start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
         Packer(k, thread, threads).pack_transposed(right, k.place(given.room))
         k.barrier(threads)
-        made = Product(
-            left=self._at(given.left, start),
-            rows=given.rows,
-            panels=k.place(given.room),
-            columns=given.rows,
-            pairs=k.build.sdiv(given.columns, k.number(2)),
-            out=k.sum_of(given.out, k.times(square, 2)),
-            ending="mix",
-            values=self._values(given, square),
-        )
+        made = self._product(given, (start, given.columns), (square, given.rows))
         self.multiplier.multiply_lower(made, thread, threads)
         k.barrier(threads)
         self._mirror(given, self._at(given.out, square), thread, threads)
 
     def _mixed(self, given: SquarePlaces, matrix: Value, thread: Value, threads: Value) -> None:
         k = self.k
-        start, square = k.times(matrix, given.rows, given.columns), k.times(matrix, given.rows, given.rows)
+        start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
         Packer(k, thread, threads).pack(right, k.place(given.room))
         k.barrier(threads)
-        made = Product(
-            left=self._at(given.left, square),
-            rows=given.rows,
-            panels=k.place(given.room),
-            columns=given.columns,
-            pairs=k.build.sdiv(given.rows, k.number(2)),
-            out=k.sum_of(given.out, k.times(start, 2)),
-            ending="mix",
-            values=self._values(given, start),
-        )
+        made = self._product(given, (square, given.rows), (start, given.columns))
         self.multiplier.multiply(made, thread, threads)
         k.barrier(threads)  # before the room is filled again
+
+    def _starts(self, given: SquarePlaces, matrix: Value) -> tuple[Value, Value]:
+        """Where one begins among matrices (M, R, C), and among (M, R, R)."""
+        row = self.k.times(matrix, given.rows)
+        return self.k.times(row, given.columns), self.k.times(row, given.rows)
+
+    def _product(self, given: SquarePlaces, left: tuple[Value, Value], out: tuple[Value, Value]) -> Product:
+        """Where rows begin at the left and in the result, and how long they are."""
+        k = self.k
+        return Product(
+            left=self._at(given.left, left[0]),
+            rows=given.rows,
+            panels=k.place(given.room),
+            columns=out[1],
+            pairs=k.build.sdiv(left[1], k.number(2)),
+            out=k.sum_of(given.out, k.times(out[0], 2)),
+            ending="mix",
+            values=self._values(given, out[0]),
+        )
 
     def _at(self, address: Value, start: Value) -> Value:
         return self.k.at(self.k.place(address), start, I16)
