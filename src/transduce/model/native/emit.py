@@ -141,6 +141,14 @@ class Emitter:
         """A float32."""
         return ir.Constant(F32, value)
 
+    def float_of(self, bits: Value) -> Value:
+        """The float32 of the bits that a number of 64 bits ends in."""
+        return self.build.bitcast(self.build.trunc(bits, I32), F32)
+
+    def is_given(self, address: Value) -> Value:
+        """Whether an address is not 0."""
+        return self.build.icmp_signed("!=", address, self.number(0))
+
     def splat(self, value: Value | float) -> Value:
         """A vector whose elements are all this one."""
         if isinstance(value, float):

@@ -7,6 +7,7 @@ so many. All threads run through the same program, share out the work of each ke
 import ctypes
 import os
 import platform
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
+from torch import Tensor
 
 from transduce.libraries import release_library
 from transduce.model.native.emit import I64, POINTER, Emitter, Value
@@ -50,6 +52,16 @@ class Program:
             self._alone(numbers, 0, 1)
         else:
             self._on_threads(self._together, numbers, threads, 0)
+
+
+def float_bits(value: float) -> int:
+    """How a program is given a float32 among its numbers; it takes it by `Emitter.float_of`."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Of its first element; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache

@@ -5,7 +5,6 @@ of 6 + 6 layers × 512 with 8,000 pieces to make and add these took an eighth of
 Legend: N positions, D model width, V vocabulary.
 """
 
-import struct
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transduce.model.fused import sum_of_gradients
-from transduce.model.native.engine import Program, compile_programs, new_emitter, own_tile
+from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter, own_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_scatter import ScatterPlaces, ScatterWriter
@@ -45,7 +44,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         part=part.data_ptr(),
         rows=len(ids),
         width=part.shape[1],
-        factor=struct.unpack("<i", struct.pack("<f", factor))[0],
+        factor=float_bits(factor),
         frozen=-1 if frozen_row is None else frozen_row,
     )
     _programs(part.dtype, own_tile())["scatter"].run(*places)

@@ -3,14 +3,21 @@
 Legend: N positions, I inputs and O outputs of a layer.
 """
 
-import struct
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from transduce.model.native.engine import Program, compile_programs, multiplies_pairs, new_emitter, own_tile
+from transduce.model.native.engine import (
+    Program,
+    address_of,
+    compile_programs,
+    float_bits,
+    multiplies_pairs,
+    new_emitter,
+    own_tile,
+)
 from transduce.model.native.pair_packing import ROWS_TOGETHER, TILE_ROWS
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
@@ -99,13 +106,13 @@ def _forward(
 ) -> None:
     places = ForwardPlaces(
         x=x.data_ptr(),
-        weight=_address(weight),
-        bias=_address(bias),
+        weight=address_of(weight),
+        bias=address_of(bias),
         out=out.data_ptr(),
         positions=len(x),
         inputs=x.shape[1],
         outputs=out.shape[1],
-        least=struct.unpack("<i", struct.pack("<f", least))[0],
+        least=float_bits(least),
         room=room.data_ptr(),
     )
     _programs(own_tile())["forward"].run(*places)
@@ -127,13 +134,13 @@ def _back(
     packed_x, packed_gradient = x.new_empty(inputs, filled), x.new_empty(outputs, filled)
     places = BackPlaces(
         x=x.data_ptr(),
-        weight=_address(weight),
+        weight=address_of(weight),
         gradient=gradient.data_ptr(),
-        gate=_address(gate),
-        kept=_address(kept),
-        by_x=_address(by_x),
-        weight_sum=_address(sums.weight),
-        bias_sum=_address(sums.bias),
+        gate=address_of(gate),
+        kept=address_of(kept),
+        by_x=address_of(by_x),
+        weight_sum=address_of(sums.weight),
+        bias_sum=address_of(sums.bias),
         positions=positions,
         inputs=inputs,
         outputs=outputs,
@@ -142,10 +149,6 @@ def _back(
         gradient_room=packed_gradient.data_ptr(),
     )
     _programs(own_tile())["back"].run(*places)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache

@@ -3,7 +3,6 @@
 Legend: N rows, D model width, V vocabulary.
 """
 
-import struct
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.model.native.emit import F32, I16
-from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
+from transduce.model.native.engine import Program, compile_programs, find_tile, float_bits, new_emitter, own_tile
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_rows import (
     AddPlaces,
@@ -154,7 +153,7 @@ def _run_norm(
         bias=bias.data_ptr(),
         rows=len(sums),
         width=x.shape[-1],
-        epsilon=struct.unpack("<i", struct.pack("<f", epsilon))[0],
+        epsilon=float_bits(epsilon),
         sums=sums.data_ptr(),
         out=out.data_ptr(),
         gradient=gradient,

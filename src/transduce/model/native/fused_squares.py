@@ -3,14 +3,21 @@
 Legend: M matrices, R rows, C columns.
 """
 
-import struct
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from transduce.model.fused import ALONE, Mixture
-from transduce.model.native.engine import Program, compile_programs, multiplies_pairs, new_emitter, own_tile
+from transduce.model.native.engine import (
+    Program,
+    address_of,
+    compile_programs,
+    float_bits,
+    multiplies_pairs,
+    new_emitter,
+    own_tile,
+)
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_squares import SquarePlaces, SquareWriter
 
@@ -44,11 +51,11 @@ def _run(name: str, left: Tensor, right: Tensor, mixture: Mixture, out: Tensor) 
     left, right, other = left.contiguous(), right.contiguous(), None if other is None else other.contiguous()
     matrices, rows, columns = right.shape
     room = right.new_empty(torch.get_num_threads(), rows, columns)
-    of_other, of_product, diagonal = (struct.unpack("<i", struct.pack("<f", factor))[0] for factor in mixture[1:])
+    of_other, of_product, diagonal = (float_bits(factor) for factor in mixture[1:])
     places = SquarePlaces(
         left=left.data_ptr(),
         right=right.data_ptr(),
-        other=0 if other is None else other.data_ptr(),
+        other=address_of(other),
         out=out.data_ptr(),
         matrices=matrices,
         rows=rows,

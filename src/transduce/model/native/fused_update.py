@@ -1,13 +1,20 @@
 """An update of all parameters in machine code."""
 
-import struct
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from transduce.model.fused import AdamNumbers, UpdatedVectors
-from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
+from transduce.model.native.engine import (
+    Program,
+    address_of,
+    compile_programs,
+    find_tile,
+    float_bits,
+    new_emitter,
+    own_tile,
+)
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_update import MomentumPlaces, UpdatePlaces, UpdateWriter
 
@@ -35,8 +42,8 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
         out=out.data_ptr(),
         is_narrow=int(out.dtype == torch.bfloat16),
         count=gradient.numel(),
-        factor=_bits(factor),
-        decay=_bits(decay),
+        factor=float_bits(factor),
+        decay=float_bits(decay),
     )
     _programs(own_tile())["momentum"].run(*places)
 
@@ -67,15 +74,15 @@ def _run(
     places = UpdatePlaces(
         master=vectors.master.data_ptr(),
         gradient=vectors.gradient.data_ptr(),
-        average=0 if vectors.average is None else vectors.average.data_ptr(),
-        working=0 if narrow is None else narrow.data_ptr(),
+        average=address_of(vectors.average),
+        working=address_of(narrow),
         count=count,
-        kept=_bits(kept),
+        kept=float_bits(kept),
         first=first,
         second=second,
-        move=0 if move is None else move.data_ptr(),
+        move=address_of(move),
         has_narrow_move=int(move is not None and move.dtype == torch.bfloat16),
-        **{field: _bits(number) for field, number in numbers._asdict().items()},
+        **{field: float_bits(number) for field, number in numbers._asdict().items()},
     )
     _programs(own_tile())[name].run(*places)
 
@@ -83,10 +90,6 @@ def _run(
 def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE) -> None:
     if vector.numel() != count or vector.dtype not in kinds or not vector.is_contiguous():
         raise ValueError(f"{vector.dtype} {tuple(vector.shape)} beside {count} parameters")
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 @cache

@@ -83,12 +83,12 @@ class Packer:
         k = self.k
         for columns in self._each_strip(given.matrix.columns):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
-            with k.build.if_else(k.build.icmp_signed("!=", given.gate, k.number(0))) as (gated, open_):
+            with k.build.if_else(k.is_given(given.gate)) as (gated, open_):
                 with gated:
                     self._pack_gradient(given, to, columns, sums, is_gated=True)
                 with open_:
                     self._pack_gradient(given, to, columns, sums, is_gated=False)
-            with k.where(k.build.icmp_signed("!=", given.sums, k.number(0))):
+            with k.where(k.is_given(given.sums)):
                 for column, own in zip(columns, sums, strict=True):
                     place = k.at(k.place(given.sums), column)
                     k.store(k.build.fadd(k.load_floats(place), k.get(own, k.splat(0.0))), place)

@@ -115,11 +115,8 @@ class PairMultiplier:
             values = made.values
             if values:
                 start = k.sum_of(values[0], k.times(column if made.ending == "bias" else place, 2))
-                values = (k.build.select(self._is_given(values[0]), start, values[0]), *values[1:])
+                values = (k.build.select(k.is_given(values[0]), start, values[0]), *values[1:])
             k.call(_tile_name(made.ending, width // k.lanes), left, panel, made.pairs, target, made.columns, *values)
-
-    def _is_given(self, address: Value) -> Value:
-        return self.k.build.icmp_signed("!=", address, self.k.number(0))
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
@@ -151,7 +148,7 @@ class PairMultiplier:
         else:
             other, of_other, of_product = values
             mixed = k.variable(k.build.fmul(value, k.splat(of_product)))
-            with k.where(self._is_given(other)):
+            with k.where(k.is_given(other)):
                 there = k.load_wide(k.place(other), place, I16)
                 k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
@@ -185,7 +182,7 @@ class PairMultiplier:
         """What sums begin with."""
         k = self.k
         found = [k.variable(k.splat(0.0)) for _ in range(vectors)]
-        with k.where(k.build.icmp_signed("!=", address, k.number(0))):
+        with k.where(k.is_given(address)):
             for n, variable in enumerate(found):
                 k.store(k.load_wide(k.place(address), n * k.lanes, I16), variable)
         return [k.get(variable, k.splat(0.0)) for variable in found]

@@ -8,7 +8,7 @@ Legend: N positions, I inputs and O outputs of a layer.
 
 from typing import Any, NamedTuple
 
-from transduce.model.native.emit import F32, I32, Emitter, Value
+from transduce.model.native.emit import Emitter, Value
 from transduce.model.native.engine import program
 from transduce.model.native.pair_packing import Gradient, Matrix, Packer
 from transduce.model.native.pair_products import PairMultiplier, Product
@@ -85,7 +85,7 @@ class ProductWriter:
 
     def _forward(self, given: ForwardPlaces, thread: Value, threads: Value) -> None:
         k = self.k
-        with k.where(self._is_given(given.weight)):
+        with k.where(k.is_given(given.weight)):
             weight = Matrix(k.place(given.weight), given.outputs, given.inputs)
             Packer(k, thread, threads).pack_transposed(weight, k.place(given.room))
             k.barrier(threads)
@@ -97,28 +97,25 @@ class ProductWriter:
             pairs=k.build.sdiv(given.inputs, k.number(2)),
             out=given.out,
             ending="bias",
-            values=(given.bias, k.build.bitcast(k.build.trunc(given.least, I32), F32)),
+            values=(given.bias, k.float_of(given.least)),
         )
         self.multiplier.multiply(made, thread, threads)
-
-    def _is_given(self, address: Value) -> Value:
-        return self.k.build.icmp_signed("!=", address, self.k.number(0))
 
     def _back(self, given: BackPlaces, thread: Value, threads: Value) -> None:
         k = self.k
         packer = Packer(k, thread, threads)
-        wants_x, wants_weight = self._is_given(given.by_x), self._is_given(given.weight_sum)
+        wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
         gradient = Matrix(k.place(given.gradient), given.positions, given.outputs)
         packed = k.place(given.gradient_room)
         packer.pack_gradient(Gradient(gradient, given.gate, given.kept, given.bias_sum), packed)
         with k.where(wants_weight):
             packer.pack(Matrix(k.place(given.x), given.positions, given.inputs), k.place(given.x_room))
-        with k.where(k.build.and_(wants_x, self._is_given(given.weight))):
+        with k.where(k.build.and_(wants_x, k.is_given(given.weight))):
             packer.pack(Matrix(k.place(given.weight), given.outputs, given.inputs), k.place(given.weight_room))
         k.barrier(threads)
         with k.where(wants_x):
             made = Product(
-                left=k.place(k.build.select(self._is_given(given.gate), given.kept, given.gradient)),
+                left=k.place(k.build.select(k.is_given(given.gate), given.kept, given.gradient)),
                 rows=given.positions,
                 panels=k.place(given.weight_room),
                 columns=given.inputs,

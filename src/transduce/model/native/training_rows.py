@@ -213,7 +213,7 @@ class RowWriter:
         (mean,) = self._means(width, lambda column: [own(column)])
         spread = k.splat(mean)
         (variance,) = self._means(width, lambda column: [self._square(k.build.fsub(own(column), spread))])
-        epsilon = k.build.bitcast(k.build.trunc(given.epsilon, I32), F32)
+        epsilon = k.float_of(given.epsilon)
         root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
         inverse = k.build.fdiv(k.real(1.0), root)
         sums = k.at(k.place(given.sums), k.times(row, 2))

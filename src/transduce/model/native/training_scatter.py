@@ -5,7 +5,7 @@ Legend: N positions, D model width, V vocabulary.
 
 from typing import Any, NamedTuple
 
-from transduce.model.native.emit import I32, I64, Emitter, Value
+from transduce.model.native.emit import I64, Emitter, Value
 from transduce.model.native.engine import program
 
 
@@ -44,7 +44,7 @@ class ScatterWriter:
         with program(k, "scatter", len(ScatterPlaces._fields)) as (numbers, thread, threads):
             given = ScatterPlaces(*numbers)
             first, last = k.share(k.build.sdiv(given.width, k.number(k.lanes)), thread, threads)
-            factor = k.splat(k.build.bitcast(k.build.trunc(given.factor, I32), k.floats.element))
+            factor = k.splat(k.float_of(given.factor))
             with k.loop(0, given.rows) as row:
                 piece = k.load(k.at(k.place(given.ids), row, I64), I64)
                 with k.where(k.build.icmp_signed("!=", piece, given.frozen)):

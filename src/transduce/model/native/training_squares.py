@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I16, I32, Emitter, Value
+from transduce.model.native.emit import I16, Emitter, Value
 from transduce.model.native.engine import program
 from transduce.model.native.pair_packing import Matrix, Packer
 from transduce.model.native.pair_products import PairMultiplier, Product
@@ -108,12 +108,8 @@ class SquareWriter:
 
     def _values(self, given: SquarePlaces, start: Value) -> tuple[Value, ...]:
         k = self.k
-        is_given = k.build.icmp_signed("!=", given.other, k.number(0))
-        other = k.build.select(is_given, k.sum_of(given.other, k.times(start, 2)), given.other)
-        return other, self._real(given.of_other), self._real(given.of_product)
-
-    def _real(self, bits: Value) -> Value:
-        return self.k.build.bitcast(self.k.build.trunc(bits, I32), F32)
+        other = k.build.select(k.is_given(given.other), k.sum_of(given.other, k.times(start, 2)), given.other)
+        return other, k.float_of(given.of_other), k.float_of(given.of_product)
 
     def _mirror(self, given: SquarePlaces, out: Value, thread: Value, threads: Value) -> None:
         """What is above the diagonal, from what is below; and the diagonal itself."""
@@ -134,5 +130,5 @@ class SquareWriter:
             for n in range(k.lanes):
                 place = k.sum_of(k.times(k.sum_of(first, n), given.rows), first)
                 is_own = k.build.icmp_signed("==", lanes, k.all_ints(n))
-                more = k.build.select(is_own, k.splat(self._real(given.diagonal)), k.splat(0.0))
+                more = k.build.select(is_own, k.splat(k.float_of(given.diagonal)), k.splat(0.0))
                 k.store_narrow(k.build.fadd(k.load_wide(out, place, I16), more), out, place, I16)

@@ -101,7 +101,7 @@ class UpdateWriter:
         gradient = k.build.fmul(self._get(given.gradient, number, inside), self._real(given.factor))
         momentum = self._mean(given.momentum, given.decay, gradient, number, inside)
         ahead = k.madd(self._real(given.decay), k.build.fsub(momentum, gradient), gradient)
-        with k.build.if_else(k.build.icmp_signed("!=", given.is_narrow, k.number(0))) as (narrow, wide):
+        with k.build.if_else(k.is_given(given.is_narrow)) as (narrow, wide):
             with narrow:
                 self._put(ahead, given.out, number, inside, I16)
             with wide:
@@ -118,11 +118,11 @@ class UpdateWriter:
         k = self.k
         master = work(given, number, inside)
         self._put(k.splat(0.0), given.gradient, number, inside)
-        with k.where(k.build.icmp_signed("!=", given.average, k.number(0))):
+        with k.where(k.is_given(given.average)):
             average = self._get(given.average, number, inside)
             kept = self._real(given.kept)
             self._put(k.madd(kept, k.build.fsub(average, master), master), given.average, number, inside)
-        with k.where(k.build.icmp_signed("!=", given.working, k.number(0))):
+        with k.where(k.is_given(given.working)):
             self._put(master, given.working, number, inside, I16)
 
     def _take(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
@@ -165,7 +165,7 @@ class UpdateWriter:
     def _real(self, bits: Value) -> Value:
         """A vector of the float32 of these bits."""
         k = self.k
-        return k.splat(k.build.bitcast(k.build.trunc(bits, I32), F32))
+        return k.splat(k.float_of(bits))
 
     def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
         return self.k.load_wide(self.k.place(address), number, F32, inside=inside)
