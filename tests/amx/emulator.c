@@ -1,8 +1,8 @@
 /* AMX for processors that have none: each of its instructions raises SIGILL there, and the handler does what it says.
  *
  * Built by test_amx.py, for Linux on x86-64. Only what our kernels use is known: LDTILECFG, TILERELEASE, TILEZERO,
- * TILELOADD, TILESTORED and TDPBUSD, as VEX instructions of three bytes (Intel, "Architecture Instruction Set Extensions
- * Programming Reference"). Whatever else is illegal remains so. A register that is not configured is illegal, too.
+ * TILELOADD, TILESTORED, TDPBUSD and TDPBF16PS, as VEX instructions of three bytes (Intel, "Architecture Instruction Set
+ * Extensions Programming Reference"). Whatever else is illegal remains so. A register that is not configured is illegal, too.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -104,6 +104,30 @@ static int multiply(State *s, int sum, int unsigned_bytes, int signed_bytes) {
     return 1;
 }
 
+static float widen(const uint8_t *bfloat16) {
+    uint32_t bits = (uint32_t)(bfloat16[0] | bfloat16[1] << 8) << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The first numbers of all pairs are added up, and the second ones; then both sums join what is there. */
+static int multiply_pairs(State *s, int sum, int one, int other) {
+    if (!is_valid(s, sum) || !is_valid(s, one) || !is_valid(s, other))
+        return 0;
+    for (int m = 0; m < s->rows[sum]; m++)
+        for (int n = 0; n < s->columns[sum] / 4; n++) {
+            float totals[2] = {0.0f, 0.0f}, total;
+            for (int k = 0; k < s->columns[one] / 4; k++)
+                for (int i = 0; i < 2; i++)
+                    totals[i] += widen(&s->bytes[one][m][4 * k + 2 * i]) * widen(&s->bytes[other][k][4 * n + 2 * i]);
+            memcpy(&total, &s->bytes[sum][m][4 * n], 4);
+            total += totals[0] + totals[1];
+            memcpy(&s->bytes[sum][m][4 * n], &total, 4);
+        }
+    return 1;
+}
+
 /* The instruction's length; 0 where it is none of ours. */
 static int run(greg_t *registers) {
     const uint8_t *at = (const uint8_t *)registers[REG_RIP];
@@ -122,6 +146,8 @@ static int run(greg_t *registers) {
     }
     if (code == 0x5E && prefix == 1 && direct)
         return multiply(s, number, at[4] & 7, third) ? 5 : 0;
+    if (code == 0x5C && prefix == 2 && direct)
+        return multiply_pairs(s, number, at[4] & 7, third) ? 5 : 0;
     if (direct || (code != 0x49 && code != 0x4B))
         return 0;
     uint8_t *base;

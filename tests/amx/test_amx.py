@@ -1,4 +1,4 @@
-"""AMX's products are those of vectors, to the last bit; where a processor has no AMX, its instructions are emulated.
+"""AMX's products are those of vectors, of integers to the last bit; where there is no AMX, it is emulated.
 
 The machine code is the same either way: where there is no AMX, each instruction raises a signal, whose handler
 (emulator.c) does what the instruction says.
@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.model.native import linear
-from transduce.model.native.engine import find_tile
+from transduce.model.native.engine import find_float_tile, find_tile
 from transduce.model.native.linear import agrees_with_vectors, make_product
 
 HERE = Path(__file__)
@@ -37,8 +37,10 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("case", ["products", "model"])
+@pytest.mark.parametrize("case", ["products", "model", "pairs", "model of pairs"])
 def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
+    if "pairs" in case and find_float_tile("pairs") is None:
+        pytest.skip("products of bfloat16 are for processors that have instructions for them, and this is none")
     # In a process of its own: handlers of signals are the whole process'.
     done = subprocess.run(
         [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
@@ -100,9 +102,62 @@ def _compare_models() -> None:
     assert all(map(torch.equal, *found))
 
 
+@torch.inference_mode()
+def _compare_pairs() -> None:
+    tile = find_float_tile("pairs")
+    assert tile is not None
+    tile = tile._replace(amx=True)
+    assert agrees_with_vectors(tile)
+    torch.manual_seed(1)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for width in (48, 64, 512):
+            weight, bias = torch.randn(150, width), torch.randn(150)
+            product = linear.NativeLinear(weight, bias, tile)
+            x = torch.randn(70, width)
+            whole = product(x)
+            expected = x.bfloat16().float() @ weight.bfloat16().float().T + bias
+            assert (whole - expected).abs().max() < 1e-5 * expected.abs().max(), width
+            for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33):
+                assert torch.equal(product(x[:rows]), whole[:rows]), (width, rows)
+
+
+@torch.inference_mode()
+def _compare_models_of_pairs() -> None:
+    from transduce.model import fast
+    from transduce.model.config import ModelConfig
+    from transduce.model.native import engine
+    from transduce.model.native.state import NativeState
+    from transduce.model.transformer import Transformer
+
+    torch.manual_seed(1)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 512, "num_heads": 2}
+    model = Transformer(ModelConfig(source_vocabulary_size=300, target_vocabulary_size=300, **sizes)).eval()  # type: ignore[arg-type]
+    sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
+    found = []
+    for amx in (False, True):
+        setattr(engine, "_has_amx_pairs", lambda amx=amx: amx)  # noqa: B010
+        own = copy.deepcopy(model)
+        fast.make_twin(own, torch.bfloat16)
+        for count in (9, 1):
+            state = fast.start_fast(own, sources[:count])
+            assert isinstance(state, NativeState)
+            assert state.output.tile.amx is amx
+            found.append([state.step(newest[:count]).clone() for newest in pieces])
+    vectors, _, tiles, alone = found
+    for one, other, first in zip(vectors, tiles, alone, strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
+        assert torch.equal(first[0], other[0])
+
+
 if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     if not torch.cpu._is_amx_tile_supported():
         assert library.install_amx() == 0
-    {"products": _compare_products, "model": _compare_models}[sys.argv[2]]()
+    {
+        "products": _compare_products,
+        "model": _compare_models,
+        "pairs": _compare_pairs,
+        "model of pairs": _compare_models_of_pairs,
+    }[sys.argv[2]]()
     print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6)

@@ -9,7 +9,8 @@ from torch import Tensor
 from transduce.model.config import ModelConfig
 from transduce.model.flat import FlatState, supports
 from transduce.model.flat_encoder import encode_flat
-from transduce.model.quantized import Int8Linear, Int8Transformer, quantize, safe_levels
+from transduce.model.packed import PackedTransformer
+from transduce.model.quantized import Int8Linear, quantize, safe_levels
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 
@@ -151,7 +152,7 @@ def test_a_model_in_8_bits_is_close_to_the_model(changes: dict[str, object]) -> 
     targets = torch.randint(3, V, (5, 7), generator=torch.Generator().manual_seed(1))
     expected = model(SOURCES, targets)
     made = quantize(copy.deepcopy(model))
-    assert isinstance(made, Int8Transformer)
+    assert isinstance(made, PackedTransformer)
     found = made(SOURCES, targets)
     assert 1e-4 < float((found - expected).norm() / expected.norm()) < 0.06
     assert made.own_output_weight is None

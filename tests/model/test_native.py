@@ -18,7 +18,8 @@ from transduce.model.native.linear import BFloat16Vocabulary, NativeLinear, Nati
 from transduce.model.native.reductions import NativeReductions
 from transduce.model.native.state import NativeState
 from transduce.model.native.tile import NARROW, WIDE, Tile
-from transduce.model.quantized import Int8Linear, Int8Transformer, Use, quantize
+from transduce.model.packed import PackedTransformer, Use
+from transduce.model.quantized import Int8Linear, quantize
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.search.selection import BestSelection, Choice, Step
@@ -63,7 +64,7 @@ def threads(request: pytest.FixtureRequest) -> object:
     torch.set_num_threads(before)
 
 
-def build(changes: dict[str, object]) -> Int8Transformer:
+def build(changes: dict[str, object]) -> PackedTransformer:
     torch.manual_seed(3)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
     vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V}

@@ -174,7 +174,8 @@ def test_a_processor_with_amx_leaves_them_to_the_library(monkeypatch: pytest.Mon
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)
-    monkeypatch.setattr(engine, "_has_pairs", engine._has_pairs.__wrapped__)
+    for known in (engine._has_pairs, engine._has_amx_pairs):
+        monkeypatch.setattr(engine, known.__name__, known.__wrapped__)
     assert not engine.multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     assert engine.multiplies_pairs()

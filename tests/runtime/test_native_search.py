@@ -14,7 +14,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.fast import product_maker
 from transduce.model.native.engine import find_tile
 from transduce.model.native.reductions import NativeReductions
-from transduce.model.quantized import Int8Transformer, quantize
+from transduce.model.packed import PackedTransformer
+from transduce.model.quantized import quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.kernels import install_kernels
 from transduce.runtime.native_search import SearchProgram, find_search_program
@@ -50,7 +51,7 @@ def kernels() -> Iterator[None]:
 
 
 @cache
-def build(seed: int = 1, end: float = 4.0, **changes: object) -> Int8Transformer:
+def build(seed: int = 1, end: float = 4.0, **changes: object) -> PackedTransformer:
     """A model whose sentences end after some pieces, for which `end` speaks."""
     torch.manual_seed(seed)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
@@ -74,7 +75,7 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: Int8Transformer, beam: Beam, longest: list[int]) -> tuple[SearchProgram, Search]:
+def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[SearchProgram, Search]:
     """The program, and the search step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
     program = find_search_program(TransformerScorer(model, sources(len(longest))), bounds, beam)

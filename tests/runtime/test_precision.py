@@ -8,9 +8,11 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
+from transduce.model.fast import native_state
 from transduce.model.recurrent import Recurrent
 from transduce.runtime.precision import to_eight_bits
-from transduce.runtime.translator import load
+from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 
@@ -46,15 +48,49 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
         to_eight_bits(model, "cpu")
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_translations_in_8_bits_by_kernels_do_not_depend_on_the_batch(
-    tmp_path: Path, toy_settings: dict[str, Any], toy_corpus: Path, beam_size: int
-) -> None:
+# --- by kernels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
+    """A model of a width that the kernels take."""
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
-    wide = {"model.d_model": 64, "model.num_heads": 2, "training.steps": 30}
-    train(out=tmp_path / "wide", settings=toy_settings | wide, device="cpu", threads=1)
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    sizes = {"model.d_model": 64, "model.num_heads": 2, "training.steps": 30}
+    train(out=folder, settings=toy_settings | sizes, device="cpu", threads=1)
+    return folder
+
+
+def load_by_kernels(folder: Path, precision: str) -> Translator:
+    """With two threads; skips where this processor has no such kernels."""
+    translator = load(folder, precision=precision, device="cpu", threads=2)
+    state = TransformerScorer(translator.model, torch.tensor([[5, 1]])).state
+    if native_state(state) is None:
+        pytest.skip(f"there are no kernels for {precision} on this processor")
+    return translator
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("precision", ["int8", "bf16", "fp32"])
+def test_translations_by_kernels_do_not_depend_on_the_batch(
+    wide: Path, toy_corpus: Path, precision: str, beam_size: int
+) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:30]
-    translator = load(tmp_path / "wide", precision="int8", threads=1)
+    translator = load_by_kernels(wide, precision)
     together = translator(sentences, beam_size=beam_size)
     apart = [translator(sentence, beam_size=beam_size) for sentence in reversed(sentences)]
     assert together == apart[::-1]
+    torch.set_num_threads(1)
+    assert translator(sentences, beam_size=beam_size) == together
+    search = SearchSettings(beam_size=beam_size, strict=True)
+    assert [found.text for found in translator(sentences, search=search)] == [found.text for found in together]
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16", "fp32"])
+def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Path, precision: str) -> None:
+    sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
+    translator = load_by_kernels(wide, precision)
+    found = translator(sentences, beam_size=4)
+    scored = translator.score(sentences, [translation.text for translation in found])
+    for translation, own in zip(found, scored, strict=True):
+        assert own.score == pytest.approx(translation.score, abs=1e-5)

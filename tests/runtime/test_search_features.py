@@ -320,7 +320,7 @@ def test_a_strict_batch_never_has_few_rows(translator: Translator) -> None:
 
     ids = pad([[5, 6, 1]] * 3, 0, torch.device("cpu"), width=bucket(3))
     with torch.inference_mode():
-        scorer = StrictScorer(Model(), ids)  # type: ignore[arg-type]
+        scorer = StrictScorer(TransformerScorer(Model(), ids), ids)  # type: ignore[arg-type]
         assert scorer.step(torch.zeros(3, 1, dtype=torch.int64)).shape[:2] == (3, 1)
         scorer.reorder(torch.zeros(3, 4, dtype=torch.int64))
         assert scorer.step(torch.full((3, 4), 5)).shape[:2] == (3, 4)

@@ -8,15 +8,19 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from transduce.model.build import EncoderDecoder
 from transduce.model.flat import FlatState, supports
 from transduce.model.fused import TrainingKernels
-from transduce.model.quantized import Int8Linear, Int8Transformer, MakeProduct
+from transduce.model.packed import MakeProduct, PackedTransformer
+from transduce.model.quantized import Int8Linear
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
+from transduce.model.twin import Twin
 from transduce.model.vocabulary import VocabularyModel
 
 if TYPE_CHECKING:
@@ -25,9 +29,11 @@ if TYPE_CHECKING:
 _LEAST_LLVMLITE = (0, 50)
 
 __all__ = [
+    "decoded_model",
     "exact_projection",
     "has_kernels",
     "kernels_of_training",
+    "make_twin",
     "native_state",
     "product_maker",
     "start_fast",
@@ -107,11 +113,47 @@ def native_state(state: DecodingState) -> "NativeState | None":
 
 def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:
     """Encodes source_ids (B, S), for a model of which `supports` holds."""
-    if isinstance(model, Int8Transformer) and not isinstance(model.quantized_output, Int8Linear):
+    packed = decoded_model(model)
+    if isinstance(packed, PackedTransformer) and not isinstance(packed.packed_output, Int8Linear):
         from transduce.model.native.model_programs import find_programs
         from transduce.model.native.state import NativeState
 
-        programs = find_programs(model)
+        programs = find_programs(packed)
         if programs is not None and not programs.have_other_products():
-            return NativeState(model, programs, source_ids)
+            return NativeState(packed, programs, source_ids)
     return FlatState(model, source_ids)
+
+
+_TWINS: WeakKeyDictionary[nn.Module, Twin] = WeakKeyDictionary()
+
+
+def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
+    """From here on decoding on a CPU takes the kernels' products of this type, where there are any for the model.
+
+    Args:
+        model: in float32. It gets this type.
+        dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
+    """
+    make = _make_floats(model, dtype) if supports(model) and has_kernels() else None
+    if make is None:
+        model.to(dtype)
+        return
+    assert isinstance(model, Transformer)
+    twin = _TWINS[model] = Twin(model, make)
+    model.to(dtype)
+    twin.follow(model)
+
+
+def _make_floats(model: Transformer, dtype: torch.dtype) -> MakeProduct | None:
+    from transduce.model.native.engine import find_float_tile
+    from transduce.model.native.linear import make_float_product
+    from transduce.model.native.model_programs import fits
+
+    tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
+    return make_float_product(tile) if tile is not None and fits(model.config) else None
+
+
+def decoded_model(model: EncoderDecoder) -> EncoderDecoder:
+    """What decoding computes with, to the last bit: the model's twin, or the model where it has none."""
+    twin = _TWINS.get(model)
+    return twin.of(model) or model if twin is not None and isinstance(model, Transformer) else model

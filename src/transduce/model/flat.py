@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
 from transduce.model.layers import DecoderLayer
-from transduce.model.quantized import Int8MemoryAttention
+from transduce.model.packed import PackedMemoryAttention
 from transduce.model.scores import build_score
 from transduce.model.slots import SlotCache, Slots
 from transduce.model.stack import each_layer
@@ -63,7 +63,7 @@ class FlatLayer:
 
 def memory_products(attention: MultiHeadAttention) -> tuple[Product, Product]:
     """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
-    if isinstance(attention, Int8MemoryAttention):
+    if isinstance(attention, PackedMemoryAttention):
         return attention.query.forward, attention.key_value.forward
     rows = (attention.widths[0], sum(attention.widths[1:]))
     weight, bias = attention.projection.weight, attention.projection.bias

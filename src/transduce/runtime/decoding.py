@@ -11,7 +11,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.runtime.native_search import find_search_program
 from transduce.runtime.phrases import forbid_texts, mentions
 from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.strict import StrictScorer, check_buckets
+from transduce.runtime.strict import StrictScorer, check_buckets, strict_scorer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.coverage import Coverage
@@ -139,14 +139,14 @@ def _longest(
 
 def _scorers(
     models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
-) -> Sequence[TransformerScorer] | Sequence[StrictScorer]:
+) -> Sequence[TransformerScorer | StrictScorer]:
     device, pad_id = models[0].source_weight.device, models[0].config.pad_id
     everything = search.generate is not None
     if not search.strict:
         source = pad(batch.source_ids, pad_id, device)
         return [TransformerScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
     source = pad(batch.source_ids, pad_id, device, width=check_buckets(batch.source_ids))
-    return [StrictScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+    return [strict_scorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
 
 
 def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:

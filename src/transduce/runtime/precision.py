@@ -5,9 +5,10 @@ import torch
 from transduce.errors import TransduceError
 from transduce.libraries import return_memory
 from transduce.model.build import EncoderDecoder
-from transduce.model.fast import product_maker
+from transduce.model.fast import make_twin, product_maker
+from transduce.model.packed import PackedTransformer
 from transduce.model.precision import DTYPES
-from transduce.model.quantized import Int8Transformer, quantize
+from transduce.model.quantized import quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
 
@@ -24,7 +25,7 @@ def check_precision(asked: str) -> None:
 
 def precision_of(model: EncoderDecoder) -> str:
     """fp32, bf16 or int8."""
-    if isinstance(model, Int8Transformer):
+    if isinstance(model, PackedTransformer):
         return "int8"
     return "bf16" if model.source_weight.dtype == torch.bfloat16 else "fp32"
 
@@ -37,7 +38,10 @@ def at_precision(model: EncoderDecoder, asked: str, machine: Machine) -> Encoder
     """
     if asked == "int8":
         return to_eight_bits(model, machine.device)
-    return model.to(device=machine.device, dtype=DTYPES[machine.precision if asked == "auto" else asked])
+    dtype = DTYPES[machine.precision if asked == "auto" else asked]
+    if machine.device == "cpu":
+        make_twin(model, dtype)
+    return model.to(device=machine.device, dtype=dtype)
 
 
 def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:

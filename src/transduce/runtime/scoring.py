@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
-from transduce.model.fast import exact_projection
+from transduce.model.fast import decoded_model, exact_projection
 from transduce.runtime.decoding import pad
 from transduce.search.forced import GenerateSettings
 from transduce.search.penalty import length_penalty
@@ -146,7 +146,7 @@ def _score_batch(
     excluded = sorted({config.pad_id, config.start_id} - {config.eos_id})
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
-    hidden = ((model, model.hidden(source, inputs)[present]) for model in models)
+    hidden = ((model, model.hidden(source, inputs)[present]) for model in map(decoded_model, models))
     each = torch.stack([_piece_scores(model, states, chosen, excluded) for model, states in hidden])
     values = (each.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = lengths.cumsum(dim=0).tolist()

@@ -3,7 +3,8 @@
 A matrix product sums a row in another order when there are only a few rows, or when several threads share the work; and
 attention does when sentences are padded to another length. So in a strict batch every product has 16 rows at least,
 sources are padded to the next multiple of 16 of their own length and meet only their like, and one thread computes.
-That this is enough is a property of the machine and its libraries: a proof tries it, and refuses where it is not.
+(Our own kernels sum a row in one order anyway, and are not given such rows.) That this is enough is a property of the
+machine and its libraries: a proof tries it, and refuses where it is not.
 Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
+from transduce.model.fast import native_state
 from transduce.runtime.scorer import TransformerScorer
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
@@ -29,14 +31,20 @@ _TRIED_STEPS = 10
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 
 
+def strict_scorer(
+    model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
+) -> "TransformerScorer | StrictScorer":
+    """Encodes source_ids (B, S), S a multiple of 16; the arguments are those of `TransformerScorer`."""
+    inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
+    return StrictScorer(inner, source_ids) if native_state(inner.state) is None else inner
+
+
 class StrictScorer:
     """A `TransformerScorer` that never computes with few rows: copies of sentences fill its batch up."""
 
-    def __init__(
-        self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
-    ) -> None:
-        """Encodes source_ids (B, S), S a multiple of 16."""
-        self.inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
+    def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
+        """Of one at its first step, which has encoded source_ids (B, S)."""
+        self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
         self.width = 1

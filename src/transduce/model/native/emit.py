@@ -152,7 +152,7 @@ class Emitter:
     def splat(self, value: Value | float) -> Value:
         """A vector whose elements are all this one."""
         if isinstance(value, float):
-            return ir.Constant(self.floats, [value] * self.lanes)
+            return ir.Constant(self.floats, [value] * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
         first = self.build.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
         return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))

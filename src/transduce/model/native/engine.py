@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
@@ -95,16 +95,30 @@ def _has_amx(features: dict[str, bool], limit: str, products: str) -> bool:
     return ask is not None and bool(ask())
 
 
+def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
+    """What this processor multiplies at a time of floats; None where it has no instructions for them."""
+    tile = find_tile()
+    if tile is None or kind == "floats":
+        return tile and tile._replace(kind=kind, amx=False)
+    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == WIDE.lanes and _has_pairs() else None
+
+
 def multiplies_pairs() -> bool:
     """Whether products of bfloat16 are best taken by `vpdpbf16ps`: where it is, and AMX is not."""
-    tile = find_tile()
-    return tile is not None and tile.lanes == WIDE.lanes and _has_pairs()
+    tile = find_float_tile("pairs")
+    return tile is not None and not tile.amx
 
 
 @cache
 def _has_pairs() -> bool:
-    limit, features = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), llvm.get_host_cpu_features()
-    return bool(features.get("avx512bf16")) and limit not in _NO_PAIRS and not _has_amx(features, limit, "amx-bf16")
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
+
+
+@cache
+def _has_amx_pairs() -> bool:
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
 
 def own_tile() -> Tile:

@@ -1,5 +1,5 @@
-"""Products with 8-bit weights by the kernels, as modules and as what a program is written from; and the projection to
-the vocabulary in bfloat16.
+"""Products by the kernels, as modules and as what a program is written from; and the projection to the vocabulary in
+PyTorch's bfloat16.
 
 Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block, V vocabulary.
 """
@@ -16,33 +16,33 @@ from transduce.model.native.engine import Program, compile_programs, find_tile, 
 from transduce.model.native.lines import write_refining, write_widening
 from transduce.model.native.products import write_products, write_rounding
 from transduce.model.native.tile import Tile
-from transduce.model.quantized import Int8Linear, Use
+from transduce.model.packed import MakeProduct, Use
+from transduce.model.quantized import Int8Linear
 
 _LEAST = 1e-30  # a row of zeros is divided by this
+_SLIGHT = 1e-4  # by what sums of the same products differ in another order, over the greatest
 _LEVELS = 127  # of a weight, on either side of 0
 MULTIPLE = 16  # of D: the widest vectors' elements
 MANY_INPUTS = 512  # D from which on a sum's roundings cancel out enough for 8 bits an activation
 
 
 class NativeLinear(nn.Module):
-    """x Wᵀ + b: (…, D) to (…, O), float32 outside and integers inside. Weights cannot be trained or read back."""
+    """x Wᵀ + b: (…, D) to (…, O), float32 outside and what the tile says inside. Weights cannot be trained."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
         """Of a float32 matrix (O, D), D a multiple of 16."""
         super().__init__()
         outputs, width = weight.shape
         missing = -outputs % tile.columns
-        steps = weight.abs().amax(dim=1).clamp_min(_LEAST).div(_LEVELS)  # (O,)
-        rounded = F.pad((weight / steps[:, None]).round().to(torch.int8), (0, 0, 0, missing))  # (P, D)
-        grouped = rounded.view(-1, tile.columns, width // tile.group, tile.group)
+        rounded, start, steps = _round(weight.detach(), tile)
+        grouped = F.pad(rounded, (0, 0, 0, missing)).view(-1, tile.columns, width // tile.group, tile.group)
         blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
-        start = rounded.sum(dim=1, dtype=torch.int32) * -tile.zero
         self.tile = tile
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + missing
         whole = torch.zeros(outputs) if bias is None else bias.detach().float()
         self.weights = nn.Parameter(blocks.contiguous(), requires_grad=False)
-        self.start = nn.Parameter(start, requires_grad=False)  # (P,), what each sum begins with
+        self.start = nn.Parameter(F.pad(start, (0, missing)), requires_grad=False)  # (P,), what each sum begins with
         self.steps = nn.Parameter(F.pad(steps, (0, missing)), requires_grad=False)  # (P,)
         self.bias = nn.Parameter(F.pad(whole, (0, missing)), requires_grad=False)  # (P,)
 
@@ -65,27 +65,45 @@ class NativeLinear(nn.Module):
         found: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
         return found
 
+    def extra_repr(self) -> str:
+        """Sizes, and what is multiplied."""
+        return f"{self.width}, {self.outputs}, {self.tile.kind}"
+
     def addresses(self) -> tuple[int, int, int, int]:
         """Of the weights, the starts, the steps and the bias."""
         return self.weights.data_ptr(), self.start.data_ptr(), self.steps.data_ptr(), self.bias.data_ptr()
+
+
+def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix (O, D) as it is multiplied; what each sum begins with, and what a step of it is worth, of integers."""
+    if tile.is_float:
+        dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
+        return weight.to(dtype), torch.empty(0, dtype=torch.int32), torch.empty(0)
+    steps = weight.abs().amax(dim=1).clamp_min(_LEAST).div(_LEVELS)  # (O,)
+    rounded = (weight / steps[:, None]).round().to(torch.int8)
+    return rounded, rounded.sum(dim=1, dtype=torch.int32) * -tile.zero, steps
 
 
 class NativeVocabulary(NativeLinear):
     """To the vocabulary: the likeliest pieces' logits are computed once more, with the weights as they are.
 
     Decoding asks which is the greatest, and rounding would change that among those that are nearly as likely.
+    Where nothing is rounded, nothing is computed twice.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
         """Keeps the matrix (V, D), which a model that shares it with its embeddings has anyway."""
         super().__init__(weight, bias, tile)
         self.exact = weight
+        self.is_refined = tile.kind != "floats"
         with torch.no_grad():
             self.bias[self.outputs :] = float("-inf")  # what only fills up a block is never likely
 
     def forward(self, x: Tensor) -> Tensor:
         """Each row by itself."""
         found = super().forward(x)
+        if not self.is_refined:
+            return found
         rows = x.reshape(-1, self.width).contiguous()
         _refining_program(self.tile).run(
             rows.data_ptr(),
@@ -150,11 +168,25 @@ def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> 
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
 
+def make_float_product(tile: Tile) -> MakeProduct:
+    """Products of floats by our kernels, of bfloat16 or of float32 as the tile says; D a multiple of `MULTIPLE`."""
+    if tile.amx and not agrees_with_vectors(tile):
+        tile = tile._replace(amx=False)
+
+    def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+        return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+
+    return make
+
+
 @cache
 def agrees_with_vectors(tile: Tile) -> bool:
-    """Whether AMX gives on this machine what vectors give, to the last bit: seen on a small product, once."""
+    """Whether AMX gives on this machine what vectors give: seen on a small product, once; of integers, all bits."""
     numbers = torch.Generator().manual_seed(1)
     weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
+    if tile.is_float:  # whose sums have another order
+        found, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
+        return bool((found - expected).abs().max() < _SLIGHT * expected.abs().max())
     lines = [own._replace(rows=1) for own in (tile, tile.finer)]  # vectors have little machine code then
     return all(
         torch.equal(NativeLinear(weight, None, own)(x), NativeLinear(weight, None, own._replace(amx=False))(x))
@@ -166,13 +198,16 @@ def agrees_with_vectors(tile: Tile) -> bool:
 def _linear_program(tile: Tile) -> Program:
     """`linear(x, N, D, rounded, scales, weights, start, steps, bias, P, out)`."""
     k = new_emitter("linear", tile)
-    write_rounding(k, tile)
     write_products(k, tile, ("store",))
     with program(k, "linear", 11) as (numbers, thread, threads):
         x, rows, width, rounded, scales, weights, start, steps, bias, outputs, out = numbers
         places: list[Value] = [k.place(each) for each in (rounded, scales)]
-        k.call(f"round_{tile.kind}", k.place(x), rows, width, *places, thread, threads)
-        k.barrier(threads)
+        if tile.kind == "floats":
+            places[0] = k.place(x)
+        else:
+            write_rounding(k, tile)
+            k.call(f"round_{tile.kind}", k.place(x), rows, width, *places, thread, threads)
+            k.barrier(threads)
         own = [k.place(each) for each in (weights, start, steps, bias)]
         k.call(f"product_{tile.kind}_store", *places, rows, width, *own, outputs, k.place(out), thread, threads)
     return compile_programs(k, ("linear",))["linear"]

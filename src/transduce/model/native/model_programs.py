@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import FeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.native.emit import I32, Emitter, Value
@@ -20,7 +21,7 @@ from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.lines import write_refining
 from transduce.model.native.products import write_products, write_rounding
 from transduce.model.native.rows import Heads, write_attention, write_embedding, write_heads, write_norms
-from transduce.model.quantized import Int8MemoryAttention, Int8Transformer
+from transduce.model.packed import PackedMemoryAttention, PackedTransformer
 from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
@@ -82,21 +83,24 @@ class Places(NamedTuple):
 
 def supports_native(model: Transformer) -> bool:
     """Whether the programs can be written for a model of which `flat.supports` holds."""
-    tile, config = find_tile(), model.config
+    return fits(model.config) and all(isinstance(product, NativeLinear) for product in _all_products(model))
+
+
+def fits(config: ModelConfig) -> bool:
+    """Whether the programs can be written for models of these sizes and bricks, once the kernels have the products."""
+    tile = find_tile()
     if tile is None or config.d_model % tile.columns or config.d_ff % tile.columns or config.key_width % tile.lanes:
         return False
     if (config.num_heads * config.key_width) % tile.columns or config.activation != "relu":
         return False
-    if config.embedding_norm or config.token_types or config.output_scale != 1.0:
-        return False
-    return all(isinstance(product, NativeLinear) for product in _all_products(model))
+    return not (config.embedding_norm or config.token_types or config.output_scale != 1.0)
 
 
 def output_of(model: Transformer) -> NativeVocabulary:
     """The product with the vocabulary."""
-    assert isinstance(model, Int8Transformer)
-    assert isinstance(model.quantized_output, NativeVocabulary)
-    return model.quantized_output
+    assert isinstance(model, PackedTransformer)
+    assert isinstance(model.packed_output, NativeVocabulary)
+    return model.packed_output
 
 
 def _all_products(model: Transformer) -> list[nn.Module]:
@@ -109,7 +113,7 @@ def _products(layer: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = [own.projection, own.output, network.inner, network.outer]
     if isinstance(layer, DecoderLayer):
         memory = layer.memory_attention
-        if not isinstance(memory, Int8MemoryAttention):
+        if not isinstance(memory, PackedMemoryAttention):
             return [memory.projection]
         found += [memory.query, memory.key_value, memory.output]
     return found
@@ -217,27 +221,32 @@ class _Writer:
         k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.real(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
-    def round(self, x: Value, linear: Any) -> None:
-        """All rows (N, D) to `rounded`, for this product."""
-        self._round(linear, x, self.numbers.rows, self.places.rounded)
+    def round(self, x: Value, linear: Any) -> Value:
+        """All rows (N, D) for this product, in `rounded` where they have to be rounded; where they are."""
+        return self._round(linear, x, self.numbers.rows, self.places.rounded)
 
-    def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> None:
+    def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> Value:
         k = self.k
+        if linear.tile.kind == "floats":
+            return x
         name = f"round_{linear.tile.kind}"
         if not k.has(name):
             write_rounding(k, linear.tile)
         k.call(name, x, rows, k.number(linear.width), rounded, self.places.scales, *self.share)
         k.barrier(self.share[1])
+        return rounded
 
-    def product(self, ending: str, linear: Any, out: Value, outputs: tuple[int, int] | None = None) -> None:
-        """What is in `rounded` times a matrix, or times the rows of it from one to another."""
+    def product(
+        self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
+    ) -> None:
+        """Rounded rows times a matrix, or times the rows of it from one to another."""
         first, last = outputs or (0, linear.padded_outputs)
-        k, (weights, start, steps, bias) = self.k, linear.addresses()
+        k, (weights, *vectors) = self.k, linear.addresses()
         self._product(
             linear,
             ending,
-            (self.places.rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
-            (weights + first * linear.width, start + first * 4, steps + first * 4, bias + first * 4),
+            (rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
+            (weights + first * linear.width * linear.tile.weight_bytes, *(each + first * 4 for each in vectors)),
             (k.number(last - first), out),
         )
 
@@ -291,20 +300,20 @@ class _Writer:
             left = k.build.sub(self.numbers.rows, first)
             count = k.lesser(left, k.number(ROWS_AT_ONCE))
             some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
-            self._round(inner, some, count, places.rounded)
-            rows = (places.rounded, places.scales, count, width)
+            rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
             into = (k.number(inner.padded_outputs), places.inner)
             self._product(inner, "relu", rows, inner.addresses(), into)
-            self._round(outer, places.inner, count, places.rounded_inner)
-            rows = (places.rounded_inner, places.scales, count, inner_width)
+            rounded = self._round(outer, places.inner, count, places.rounded_inner)
+            rows = (rounded, places.scales, count, inner_width)
             into = (k.number(outer.padded_outputs), there)
             self._product(outer, "add", rows, outer.addresses(), into)
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
         k, places = self.k, self.places
-        self.round(places.x, output)
-        self.product("store", output, places.logits)
+        self.product("store", output, self.round(places.x, output), places.logits)
+        if not output.is_refined:
+            return
         weights = (k.place(output.exact.data_ptr()), k.place(output.bias.data_ptr()))
         sizes = (self.numbers.rows, k.number(output.width))
         k.call("refine", places.x, *sizes, *weights, places.logits, k.number(output.padded_outputs), *self.share)
@@ -312,8 +321,7 @@ class _Writer:
 
     def self_attention_output(self, output: Any) -> None:
         """The heads, joined and projected, added to x."""
-        self.round(self.places.heads, output)
-        self.product("add", output, self.places.x)
+        self.product("add", output, self.round(self.places.heads, output), self.places.x)
 
 
 def _write_encoder(w: _Writer, model: Transformer) -> None:
@@ -324,8 +332,7 @@ def _write_encoder(w: _Writer, model: Transformer) -> None:
         attention, network = layer.self_attention, layer.feed_forward
 
         def attend(source: Value, attention: Any = attention) -> None:
-            w.round(source, attention.projection)
-            w.product("store", attention.projection, w.places.projected)
+            w.product("store", attention.projection, w.round(source, attention.projection), w.places.projected)
             keys = k.at(w.places.projected, inner)
             w.attend("run", 3 * inner, (keys, 3 * inner), (w.places.firsts, w.places.counts, k.number(0)))
             w.self_attention_output(attention.output)
@@ -337,11 +344,12 @@ def _write_encoder(w: _Writer, model: Transformer) -> None:
         w.sublayer(layer.feed_forward_residual, feed)
     if not isinstance(model.encoder_norm, nn.Identity):
         w.norm(model.encoder_norm, w.places.x, w.places.x)
-    for number, decoder_layer in enumerate(each_layer(model.decoder_layers, config.num_decoder_layers)):
-        memory: Any = decoder_layer.memory_attention
-        if number == 0:
-            w.round(w.places.x, memory.key_value)
-        w.product("store", memory.key_value, k.at(w.places.memory, _entry(w, number, w.numbers.sources, 0)))
+    memories: list[Any] = [
+        layer.memory_attention for layer in each_layer(model.decoder_layers, config.num_decoder_layers)
+    ]
+    rounded = w.round(w.places.x, memories[0].key_value)
+    for number, memory in enumerate(memories):
+        w.product("store", memory.key_value, rounded, k.at(w.places.memory, _entry(w, number, w.numbers.sources, 0)))
 
 
 def _entry(w: _Writer, layer: int, entries: Value, number: Value | int) -> Value:
@@ -363,15 +371,14 @@ def _write_step(w: _Writer, model: Transformer) -> None:
         own, memory, network = layer.self_attention, layer.memory_attention, layer.feed_forward
 
         def attend_to_past(source: Value, own: Any = own, past: Value = past, newest: Value = newest) -> None:
-            w.round(source, own.projection)
-            w.product("store", own.projection, w.places.projected, (0, inner))
-            w.product("store", own.projection, newest, (inner, 3 * inner))
+            rounded = w.round(source, own.projection)
+            w.product("store", own.projection, rounded, w.places.projected, (0, inner))
+            w.product("store", own.projection, rounded, newest, (inner, 3 * inner))
             w.attend("list", inner, (past, 2 * inner), (w.places.lists, length, w.numbers.list_stride))
             w.self_attention_output(own.output)
 
         def attend_to_memory(source: Value, memory: Any = memory, place: Value = memory_place) -> None:
-            w.round(source, memory.query)
-            w.product("store", memory.query, w.places.projected)
+            w.product("store", memory.query, w.round(source, memory.query), w.places.projected)
             w.attend("run", inner, (place, 2 * inner), (w.places.firsts, w.places.counts, k.number(0)))
             w.self_attention_output(memory.output)
 

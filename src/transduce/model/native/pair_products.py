@@ -22,7 +22,7 @@ _ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32), "add": (), "mix":
 """Types of what a tile is told beside places: see `Product.values`."""
 
 
-class _BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
+class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
     """LLVM's type of bfloat16, which the library does not know."""
 
     null = "0.0"
@@ -31,10 +31,22 @@ class _BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ig
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+def multiply_pairs(k: Emitter, total: Value, one: Value, other: Value) -> Value:
+    """Adds to each element of 32 bits of a vector the products of a pair of one and the same pair of the other."""
+    pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
+    return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
+
+
+def narrow(k: Emitter, values: Value) -> Value:
+    """To bfloat16, to the nearest, and to even between two; numbers below the least normal one become zero."""
+    made = k.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(BFloat(), k.lanes), values)
+    return k.build.bitcast(made, ir.VectorType(I16, k.lanes))
 
 
 class Product(NamedTuple):
@@ -62,7 +74,6 @@ class PairMultiplier:
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         """Writes the tiles of some endings."""
         self.k = k
-        self.pairs = ir.VectorType(_BFloat(), 2 * k.lanes)
         for ending in endings:
             for vectors in range(1, PANEL // k.lanes + 1):
                 self._write_tile(ending, vectors)
@@ -152,7 +163,7 @@ class PairMultiplier:
                 there = k.load_wide(k.place(other), place, I16)
                 k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
-        k.store(self._narrow(value), k.at(out, place, I16))
+        k.store(narrow(k, value), k.at(out, place, I16))
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
         """The products of a pair of each row with those of the panel's columns; rows stride pairs apart, or packed."""
@@ -166,17 +177,7 @@ class PairMultiplier:
             place = k.sum_of(k.times(pair, TILE_ROWS), row) if stride is None else k.sum_of(k.times(stride, row), pair)
             factor = k.splat(k.load(k.at(left, place, I32), I32))
             for total, column in zip(own, columns, strict=True):
-                k.store(self._multiply_pairs(k.get(total, k.splat(0.0)), factor, column), total)
-
-    def _multiply_pairs(self, total: Value, one: Value, other: Value) -> Value:
-        pairs = (self.k.build.bitcast(value, self.pairs) for value in (one, other))
-        return self.k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.k.floats, total, *pairs)
-
-    def _narrow(self, values: Value) -> Value:
-        """To bfloat16, to the nearest, and to even between two; numbers below the least normal one become zero."""
-        k = self.k
-        made = k.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), k.lanes), values)
-        return k.build.bitcast(made, ir.VectorType(I16, k.lanes))
+                k.store(multiply_pairs(k, k.get(total, k.splat(0.0)), factor, column), total)
 
     def _bias(self, vectors: int, address: Value) -> list[Value]:
         """What sums begin with."""

@@ -1,4 +1,4 @@
-"""Kernels of products with 8-bit weights: rows are rounded, multiplied by weights in blocks, and scaled back.
+"""Kernels of products: rows are rounded, multiplied by weights in blocks, and, of integers, scaled back.
 
 Legend: N rows, D inputs, O outputs, C outputs of a block of weights.
 """
@@ -9,6 +9,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.model.native import amx
 from transduce.model.native.emit import I8, I16, I32, I64, POINTER, Emitter, Value
+from transduce.model.native.float_products import write_float_tile, write_pairing
 from transduce.model.native.tile import HALF_BITS, PLACE, Place, Tile, finish, join_halves
 
 _LEAST = 1e-30  # a row of zeros is divided by this
@@ -16,7 +17,13 @@ ENDINGS = ("store", "relu", "add")
 
 
 def write_rounding(k: Emitter, tile: Tile) -> None:
-    """`round_<kind>(x, N, D, rounded, scales, thread, threads)`: rows (N, D) to integers, and what a step is worth."""
+    """`round_<kind>(x, N, D, rounded, scales, thread, threads)`: rows (N, D) to integers, and what a step is worth.
+
+    Of pairs it is `round_pairs`, which sets no scales; floats need none.
+    """
+    if tile.is_float:
+        write_pairing(k)
+        return
     with k.function(f"round_{tile.kind}", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (
         x,
         rows,
@@ -55,14 +62,15 @@ def write_rounding(k: Emitter, tile: Tile) -> None:
 def write_products(k: Emitter, tile: Tile, endings: Sequence[str] = ENDINGS) -> None:
     """`product_<kind>_…(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)` for each ending.
 
-    rounded (N, D) and scales (N,) come from `round_<kind>`, and with AMX `amx.MORE_ROWS` more rows can be read;
-    weights, start, steps and bias (O,) from `NativeLinear`, O a multiple of C; out is (N, O): "store" writes, "relu"
-    writes what is positive, "add" adds to what is there.
+    rounded (N, D) and scales (N,) come from `round_<kind>`, or are floats as they are; with AMX `amx.MORE_ROWS` more
+    rows can be read. weights, start, steps and bias (O,) are from `NativeLinear`, O a multiple of C; out is (N, O):
+    "store" writes, "relu" writes what is positive, "add" adds to what is there.
     """
     for ending in endings:
         for rows in range(1, tile.rows + 1):
             with k.function(f"tile_{tile.kind}_{ending}_{rows}", *PLACE) as arguments:
-                _write_tile(k, tile, rows, ending, Place(*arguments))
+                write = write_float_tile if tile.is_float else _write_tile
+                write(k, tile, rows, ending, Place(*arguments))
         if tile.amx:
             amx.write_blocks(k, tile, ending)
         _write_product(k, tile, ending)
@@ -81,7 +89,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
                 k.at(rounded, k.times(row, width, tile.planes), tile.element),
                 k.at(scales, row),
                 width,
-                k.at(weights, k.times(column, width), I8),
+                k.at(weights, k.times(column, width), tile.weight),
                 k.at(start, column, I32),
                 k.at(steps, column),
                 k.at(bias, column),
@@ -101,7 +109,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
         if not tile.amx:
             by_vectors()
             return
-        with k.build.if_else(amx.pays(k, rows, width)) as (many, few):
+        with k.build.if_else(amx.pays(k, tile, rows, width)) as (many, few):
             with many:
                 amx.configure(k)
                 with k.loop(first, last) as block:

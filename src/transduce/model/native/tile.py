@@ -1,6 +1,6 @@
-"""What a product with 8-bit weights computes at a time, and what rows are rounded to for it.
+"""What a product computes at a time, and what rows are rounded to for it.
 
-Rows become one of four kinds of integers:
+With 8-bit weights, rows become one of four kinds of integers:
 
 * `bytes`, where an instruction adds four products of bytes to a sum of 32 bits (`vpdpbusd`, and AMX's `tdpbusd`);
 * `halves` of 12 bits, on the same machines: 6 bits each, multiplied as bytes one after the other; more exact, and half
@@ -10,15 +10,20 @@ Rows become one of four kinds of integers:
 
 All but words are unsigned to their instructions, so a number in the middle stands for zero, and what this adds to a sum
 follows from the weights: the sum begins with its opposite.
+
+Two kinds are no integers, have weights of their own kind, and sums of float32 that begin with the bias:
+
+* `pairs` of bfloat16, whose products are added to a sum at once (`vpdpbf16ps`, and AMX's `tdpbf16ps`);
+* `floats`, float32 as they are.
 """
 
 from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import I8, I16, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F32, I8, I16, I64, POINTER, Emitter, Value
 
-Kind = Literal["bytes", "halves", "sextets", "words"]
+Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
 
@@ -34,7 +39,12 @@ class Tile(NamedTuple):
     kind: Kind
     """What rows are rounded to."""
     amx: bool = False
-    """Whether many rows are multiplied by AMX; the sums are the same."""
+    """Whether rows are multiplied by AMX: of integers, many rows, whose sums are the same; of pairs, all."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether what is multiplied are floats, as they are or rounded to bfloat16, and no scaled integers."""
+        return self.kind in ("pairs", "floats")
 
     @property
     def levels(self) -> int:
@@ -54,7 +64,17 @@ class Tile(NamedTuple):
     @property
     def element(self) -> Any:
         """The type of an activation, or of half of one."""
-        return I16 if self.kind == "words" else I8
+        return {"floats": F32, "pairs": I16, "words": I16}.get(self.kind, I8)
+
+    @property
+    def weight(self) -> Any:
+        """The type of a weight."""
+        return self.element if self.is_float else I8
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a weight."""
+        return {"floats": 4, "pairs": 2}.get(self.kind, 1)
 
     @property
     def planes(self) -> int:
@@ -64,7 +84,7 @@ class Tile(NamedTuple):
     @property
     def group(self) -> int:
         """Inputs that are 32 bits together."""
-        return 2 if self.kind == "words" else 4
+        return {"floats": 1, "pairs": 2, "words": 2}.get(self.kind, 4)
 
     @property
     def groups(self) -> int:
@@ -106,18 +126,23 @@ PLACE: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POIN
 
 
 def finish(k: Emitter, place: Place, ending: str, row: Value | int, sums: dict[int, Value]) -> None:
-    """From a row's sums, whole vectors by their number, to what they stand for: stored, or added to what is there."""
+    """From a row's sums of integers, whole vectors by their number, to what they stand for, which is put in place."""
     scale = k.splat(k.load(k.at(place.scales, row)))
     for vector, total in sums.items():
         column = vector * k.lanes
         size = k.build.fmul(scale, k.load_floats(place.steps, column))
         value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(place.bias, column))
-        there = k.at(place.out, k.sum_of(k.times(place.stride, row), column))
-        if ending == "relu":
-            value = k.greater(value, k.splat(0.0))
-        elif ending == "add":
-            value = k.build.fadd(value, k.load(there, k.floats))
-        k.store(value, there)
+        put(k, place, ending, row, vector, value)
+
+
+def put(k: Emitter, place: Place, ending: str, row: Value | int, vector: int, value: Value) -> None:
+    """Stores a vector of a row's results, or adds it to what is there."""
+    there = k.at(place.out, k.sum_of(k.times(place.stride, row), vector * k.lanes))
+    if ending == "relu":
+        value = k.greater(value, k.splat(0.0))
+    elif ending == "add":
+        value = k.build.fadd(value, k.load(there, k.floats))
+    k.store(value, there)
 
 
 def join_halves(k: Emitter, high: Value) -> Value:

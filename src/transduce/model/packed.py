@@ -1,0 +1,85 @@
+"""A Transformer whose matrices are laid out for the products of decoding, whatever those multiply.
+
+Such a model has float32 outside of its products: embeddings, norms, softmax and attention.
+"""
+
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.cache import KeyValueCache
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layers import DecoderLayer
+from transduce.model.transformer import Transformer
+
+# What a product is for: errors of the memory's keys and values are in every step, and the vocabulary's decide.
+Use = Literal["layer", "memory", "vocabulary"]
+
+
+class MakeProduct(Protocol):
+    """A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O)."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module: ...
+
+
+class PackedMemoryAttention(MultiHeadAttention):
+    """Attention to the memory, whose queries and whose keys and values are separate products."""
+
+    def __init__(self, attention: MultiHeadAttention, make: MakeProduct) -> None:
+        """Takes the place of this one."""
+        nn.Module.__init__(self)
+        self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
+        self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
+        self.dropout, self.score = attention.dropout, attention.score
+        projection = attention.projection
+        rows = (self.widths[0], sum(self.widths[1:]))
+        biases = (None, None) if projection.bias is None else projection.bias.split(rows)
+        query, key_value = zip(projection.weight.split(rows), biases, strict=True)
+        self.query, self.key_value = make(*query), make(*key_value, "memory")
+        self.output = _packed(attention.output, make)
+
+    def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        query = self._heads(self.query(x), self.d_k)
+        if cache is not None and cache.length:
+            return query, *cache.content()
+        key, value = self.key_value(memory).split(self.widths[1:], dim=-1)
+        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
+        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
+
+
+class PackedTransformer(Transformer):
+    """A Transformer of such products."""
+
+    packed_output: nn.Module
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary: (…, D) to (…, V)."""
+        return self.packed_output(hidden)  # type: ignore[no-any-return]
+
+
+def pack(model: Transformer, make: MakeProduct) -> PackedTransformer:
+    """The model with other products, made out of this one in float32, which is used up."""
+    with torch.no_grad(), torch.device("meta"):
+        made = PackedTransformer(model.config)
+    made._modules, made._parameters = model._modules, model._parameters
+    with torch.no_grad():
+        made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")
+        for layer in made.decoder_layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.memory_attention = PackedMemoryAttention(layer.memory_attention, make)
+        for module in list(made.modules()):
+            if isinstance(module, MultiHeadAttention) and not isinstance(module, PackedMemoryAttention):
+                module.projection = _packed(module.projection, make)
+                module.output = _packed(module.output, make)
+            elif isinstance(module, FeedForward | GatedFeedForward):
+                module.inner = _packed(module.inner, make)
+                module.outer = _packed(module.outer, make)
+    made.own_output_weight = made.output_bias = None
+    return made.eval()
+
+
+def _packed(linear: nn.Linear, make: MakeProduct) -> Any:
+    """`Any`, because it stands where the brick declares an `nn.Linear`, of which only the call is used."""
+    return make(linear.weight, linear.bias)

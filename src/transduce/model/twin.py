@@ -1,0 +1,76 @@
+"""A model's twin: the same function for decoding, its matrices laid out for the kernels. The model stays as it is.
+
+A twin takes as much memory again as the products' matrices, and shares what else is in float32.
+"""
+
+import copy
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from transduce.model.packed import MakeProduct, PackedTransformer, pack
+from transduce.model.transformer import Transformer
+
+
+class Twin:
+    """Of a Transformer that somebody may still change."""
+
+    def __init__(self, model: Transformer, make: MakeProduct) -> None:
+        """Lays out its matrices by these products, as float32 has them."""
+        self._make = make
+        self._packed = pack(_in_float32(model), make)
+        self._watch(model)
+
+    def of(self, model: Transformer) -> PackedTransformer | None:
+        """The twin as the model is now; None where somebody put something else in a module's place."""
+        if any(holder.get(name) is not module or "forward" in vars(module) for holder, name, module in self._modules):
+            return None
+        if any(holder.get(name) is not own or _version(own) != version for holder, name, own, version in self._weights):
+            self._packed = pack(_in_float32(model), self._make)
+            self._watch(model)
+        return self._packed
+
+    def follow(self, model: Transformer) -> None:
+        """The model now has its weights in another precision, and is still the same."""
+        self._watch(model)
+
+    def _watch(self, model: Transformer) -> None:
+        # The model is not kept alive by its twin.
+        self._modules = [(holder._modules, name, own) for holder in model.modules() for name, own in _parts(holder)]
+        self._weights = [
+            (holder._parameters, name, own, _version(own))
+            for holder in model.modules()
+            for name, own in holder._parameters.items()
+            if own is not None
+        ]
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, part) for name, part in module._modules.items() if part is not None)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often PyTorch has changed it; what was made in inference mode is not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _in_float32(model: Transformer) -> Transformer:
+    """A model of modules and parameters of its own, with the same numbers; those in float32 stand where they stood."""
+    known: dict[int, nn.Parameter] = {}
+
+    def parameter(own: nn.Parameter) -> nn.Parameter:
+        return known.setdefault(id(own), nn.Parameter(own.detach().float(), requires_grad=False))
+
+    def same(module: nn.Module) -> nn.Module:
+        made = copy.copy(module)
+        made._parameters = {name: own if own is None else parameter(own) for name, own in module._parameters.items()}
+        made._buffers = {
+            name: own.float() if own is not None and own.is_floating_point() else own
+            for name, own in module._buffers.items()
+        }
+        made._modules = {name: part if part is None else same(part) for name, part in module._modules.items()}
+        return made
+
+    made = same(model)
+    assert isinstance(made, Transformer)
+    return made
