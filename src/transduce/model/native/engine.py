@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from transduce.libraries import release_library
+from transduce.model.native.code_files import find_code, keep_code, key_of
 from transduce.model.native.emit import I64, POINTER, Emitter, Value
 from transduce.model.native.tile import NARROW, WIDE, Tile
 
@@ -154,23 +155,43 @@ def entry(k: Emitter, name: str) -> Iterator[tuple[Value, Value, Value]]:
 
 
 def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
-    """Machine code of the programs of these names."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(str(k.module))
-    module.verify()
+    """Machine code of the programs of these names: what was made of the same text before, by another process even."""
+    text, processor = str(k.module), llvm.get_host_cpu_name()
     features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=2
-    )
+    key = key_of(text, processor, features, llvm.llvm_version_info)
+    if key not in _LOADED:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple()
+        _LOADED[key] = _load(key, text, target.create_target_machine(cpu=processor, features=features, opt=2), names)
+    return _LOADED[key]
+
+
+_LOADED: dict[str, dict[str, Program]] = {}
+
+
+def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, Program]:
+    code = find_code(key)
+    if code is None:
+        code = _make_code(text, machine)
+        keep_code(key, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    release_library("libllvmlite")  # 70 MiB that nothing reads before the next program is made
+    return {name: Program(name, engine) for name in names}
+
+
+def _make_code(text: str, machine: Any) -> bytes:
+    """The object file of a module."""
+    module = llvm.parse_assembly(text)
+    module.verify()
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_vectorization = tuning.slp_vectorization = False  # what is worth it is written in vectors
     passes = llvm.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    release_library("libllvmlite")  # 70 MiB that nothing reads before the next program is made
-    return {name: Program(name, engine) for name in names}
+    code: bytes = machine.emit_object(module)
+    return code
 
 
 @cache

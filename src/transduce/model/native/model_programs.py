@@ -1,4 +1,4 @@
-"""A model's programs: its encoder, and a step of its decoder, with the weights' addresses written into them.
+"""A model's programs: its encoder, and a step of its decoder. Models of one kind and size have the same.
 
 Legend: N rows, D model width, H heads, K width of a head, F inner width of the feed-forward network, S source pieces of
 all sentences together.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import FeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.native.emit import I32, Emitter, Value
+from transduce.model.native.emit import I8, I32, I64, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.lines import write_refining
@@ -33,6 +33,8 @@ class Places(NamedTuple):
 
     rows: Any
     """How many: N."""
+    weights: Any
+    """The addresses of the model's weights: `ModelPrograms.weights`."""
     x: Any
     """The embedded pieces, (N, D); what becomes of them ends up here."""
     normed: Any
@@ -137,12 +139,12 @@ class ModelPrograms:
         write_norms(k)
         write_heads(k, self.heads)
         write_attention(k, self.heads)
-        # The machine code knows where these stand.
-        self._zeros = torch.zeros(config.d_model)
-        self._kept: list[Tensor] = [self._zeros, *model.parameters()]
+        weights = _Weights(config.d_model)
         for name, write in (("encode", _write_encoder), ("step", _write_step)):
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                write(_Writer(k, self.heads, Places(*numbers), (thread, threads), self._zeros.data_ptr()), model)
+                write(_Writer(k, self.heads, Places(*numbers), (thread, threads), weights), model)
+        self._kept = weights.tensors
+        self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         programs = compile_programs(k, ("encode", "step"))
         self.encode: Program = programs["encode"]
         self.step: Program = programs["step"]
@@ -173,20 +175,44 @@ def find_programs(model: Transformer) -> ModelPrograms | None:
     return _PROGRAMS[model]
 
 
+class _Weights:
+    """The weights that programs read, in the order in which they are first asked for."""
+
+    def __init__(self, d_model: int) -> None:
+        self.zeros = torch.zeros(d_model)
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Its place among them."""
+        number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(tensor)
+        return number
+
+
 class _Writer:
     """Writes the calls of a program."""
 
-    def __init__(self, k: Emitter, heads: Heads, numbers: Places, share: tuple[Value, Value], zeros: int) -> None:
+    def __init__(
+        self, k: Emitter, heads: Heads, numbers: Places, share: tuple[Value, Value], weights: _Weights
+    ) -> None:
         self.k = k
         self.heads = heads
         self.numbers = numbers
         self.share = share
-        self.zeros = zeros
+        self.weights = weights
 
     @cached_property
     def places(self) -> Places:
         """The addresses as places."""
         return Places(*(self.k.place(number) for number in self.numbers))
+
+    def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
+        """The place of a weight, or of what begins so many bytes behind."""
+        k = self.k
+        address = k.load(k.at(self.places.weights, self.weights.number_of(tensor), I64), I64)
+        return k.at(k.place(address), first_byte, I8)
 
     def embed(self, model: Transformer) -> None:
         """The newest pieces; their entries become the last of the lists."""
@@ -196,7 +222,7 @@ class _Writer:
             places.ids,
             numbers.rows,
             k.number(model.config.d_model),
-            k.place(model.target_weight.data_ptr()),
+            self.weight(model.target_weight),
             k.real(model.target_embedding.scale),
             places.added,
             places.x,
@@ -215,8 +241,7 @@ class _Writer:
         else:
             assert isinstance(norm, nn.RMSNorm)
             name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
-        weight_place = k.place(norm.weight.data_ptr())
-        bias_place = k.place(self.zeros if bias is None else bias.data_ptr())
+        weight_place, bias_place = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
         width = k.number(norm.normalized_shape[0])
         k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.real(epsilon), out, *self.share)
         k.barrier(self.share[1])
@@ -240,24 +265,24 @@ class _Writer:
         self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
         """Rounded rows times a matrix, or times the rows of it from one to another."""
-        first, last = outputs or (0, linear.padded_outputs)
-        k, (weights, *vectors) = self.k, linear.addresses()
-        self._product(
-            linear,
-            ending,
-            (rounded, self.places.scales, self.numbers.rows, k.number(linear.width)),
-            (weights + first * linear.width * linear.tile.weight_bytes, *(each + first * 4 for each in vectors)),
-            (k.number(last - first), out),
-        )
+        rows = (rounded, self.places.scales, self.numbers.rows, self.k.number(linear.width))
+        self._product(ending, linear, rows, out, outputs)
 
     def _product(
-        self, linear: Any, ending: str, rows: tuple[Value, ...], weights: tuple[int, ...], out: tuple[Value, ...]
+        self,
+        ending: str,
+        linear: Any,
+        rows: tuple[Value, ...],
+        out: Value,
+        outputs: tuple[int, int] | None = None,
     ) -> None:
-        k = self.k
+        k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         name = f"product_{linear.tile.kind}_{ending}"
         if not k.has(name):
             write_products(k, linear.tile, (ending,))
-        k.call(name, *rows, *(k.place(address) for address in weights), *out, *self.share)
+        weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
+        vectors = (self.weight(vector, first * 4) for vector in (linear.start, linear.steps, linear.bias))
+        k.call(name, *rows, weights, *vectors, k.number(last - first), out, *self.share)
         k.barrier(self.share[1])
 
     def attend(self, kind: str, query_stride: int, keys: tuple[Value, int], lists: tuple[Value, Value, Value]) -> None:
@@ -301,12 +326,10 @@ class _Writer:
             count = k.lesser(left, k.number(ROWS_AT_ONCE))
             some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
             rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
-            into = (k.number(inner.padded_outputs), places.inner)
-            self._product(inner, "relu", rows, inner.addresses(), into)
+            self._product("relu", inner, rows, places.inner)
             rounded = self._round(outer, places.inner, count, places.rounded_inner)
             rows = (rounded, places.scales, count, inner_width)
-            into = (k.number(outer.padded_outputs), there)
-            self._product(outer, "add", rows, outer.addresses(), into)
+            self._product("add", outer, rows, there)
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
@@ -314,7 +337,7 @@ class _Writer:
         self.product("store", output, self.round(places.x, output), places.logits)
         if not output.is_refined:
             return
-        weights = (k.place(output.exact.data_ptr()), k.place(output.bias.data_ptr()))
+        weights = (self.weight(output.exact), self.weight(output.bias))
         sizes = (self.numbers.rows, k.number(output.width))
         k.call("refine", places.x, *sizes, *weights, places.logits, k.number(output.padded_outputs), *self.share)
         k.barrier(self.share[1])

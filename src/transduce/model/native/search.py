@@ -234,6 +234,7 @@ class NativeSearch:
         state, addresses = self.state, self._addresses
         return {
             "rows": self.sentences,
+            "weights": state.programs.weights.data_ptr(),
             "x": addresses["x"],
             **self.scratch.addresses,
             "room": self.positions,

@@ -114,6 +114,7 @@ class NativeState:
         added = None if ids is None else self.programs.added_until(self.position)
         places = Places(
             rows=rows,
+            weights=self.programs.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
             room=scores // torch.get_num_threads(),
