@@ -82,8 +82,9 @@ class Contender(NamedTuple):
     form: str
 
 
+OWN_FORMS = ("auto", "fp32", "int8")
 CONTENDERS = [
-    *(Contender("transduce", "decoding_ours.py", form) for form in ("auto", "int8")),
+    *(Contender("transduce", "decoding_ours.py", form) for form in OWN_FORMS),
     *(Contender("CTranslate2", "decoding_ctranslate2.py", form) for form in ("float32", "int8", "int16", "bfloat16")),
     *(
         Contender("Hugging Face", "decoding_transformers.py", f"{precision} {attention}")
@@ -198,13 +199,17 @@ def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool
 
 
 def _in_the_running(answers: dict[Worker, dict[str, Any] | None]) -> list[Worker]:
-    """Those not far behind the best form of their engine."""
+    """Ours, and those not far behind the best form of their engine."""
     seconds = {worker: answer["seconds"] for worker, answer in answers.items() if answer}
     best: dict[str, float] = {}
     for worker, taken in seconds.items():
         engine = worker.contender.engine
         best[engine] = min(taken, best.get(engine, taken))
-    return [worker for worker, taken in seconds.items() if taken <= BEHIND * best[worker.contender.engine]]
+    return [
+        worker
+        for worker, taken in seconds.items()
+        if worker.contender.engine == "transduce" or taken <= BEHIND * best[worker.contender.engine]
+    ]
 
 
 class Best(NamedTuple):
@@ -214,23 +219,30 @@ class Best(NamedTuple):
     value: float
 
 
-def best_rate(answers: Answers, engine: str, beam_size: int, clock: str) -> Best:
-    """Output pieces a second of the best form and batch size."""
+def best_rate(answers: Answers, engine: str, beam_size: int, clock: str, form: str | None = None) -> Best:
+    """Output pieces a second of the best form, or of this one, at the best batch size."""
     rates = {
         f"{contender.engine} {contender.form}, batch {order.batch_size}": statistics.median(
             row["pieces"] / row[f"{clock}seconds"] for row in rows
         )
         for (contender, order), rows in answers.items()
-        if contender.engine == engine and order.beam_size == beam_size and order.batch_size > 1
+        if contender.engine == engine
+        and order.beam_size == beam_size
+        and order.batch_size > 1
+        and form in (None, contender.form)
     }
     name = max(rates, key=lambda each: rates[each])
     return Best(name, rates[name])
 
 
-def best_latency(answers: Answers, engine: str, beam_size: int, clock: str, share: float) -> Best:
-    """Milliseconds within which this share of single sentences is translated, of the best form."""
+def best_latency(
+    answers: Answers, engine: str, beam_size: int, clock: str, share: float, form: str | None = None
+) -> Best:
+    """Milliseconds within which this share of single sentences is translated, of the best form, or of this one."""
     latencies = {}
     for (contender, order), rows in answers.items():
+        if form not in (None, contender.form):
+            continue
         if contender.engine == engine and order.beam_size == beam_size and order.batch_size == 1:
             sorted_rows = [sorted(row[f"{clock}latencies"]) for row in rows]
             medians = statistics.median(row[int(share * (len(row) - 1))] for row in sorted_rows)
@@ -274,6 +286,13 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             peer = best_latency(answers, "CTranslate2", beam_size, clock, share)
             name = f"{where}, {what}, one sentence, {title}"
             rows.append(_row(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
+        # Whatever is fastest, people take what is chosen for them, or nothing rounded.
+        for form in ("auto", "fp32"):
+            name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
+            rows.append(_row(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
+            own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
+            peer = best_latency(answers, "CTranslate2", beam_size, clock, 0.5)
+            rows.append(_row(f"{name}, one sentence, median", "ms", own, peer, None))
     return rows
 
 

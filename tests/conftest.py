@@ -23,6 +23,9 @@ _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Machine code that tests make is kept for the next tests, and not among a person's own.
+os.environ.setdefault("TRANSDUCE_CACHE", str(ROOT / ".pytest_cache" / "transduce"))
+
 if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.model import fast
 from transduce.model.config import ModelConfig
 from transduce.model.fast import decoded_model, make_twin, start_fast
 from transduce.model.flat import FlatState
@@ -194,6 +195,15 @@ def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dt
     assert isinstance(start_fast(model, SOURCES), NativeState)
     vars(layer.self_attention.output)["forward"] = torch.zeros_like
     assert isinstance(start_fast(model, SOURCES), FlatState)
+
+
+@torch.inference_mode()
+def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = build(torch.float32)
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    for most, state in ((size, NativeState), (size - 1, FlatState)):
+        monkeypatch.setattr(fast, "_MOST_TWIN_BYTES", most)
+        assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
 
 
 @torch.inference_mode()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transduce.model.native.state import NativeState
 
 _LEAST_LLVMLITE = (0, 50)
+_MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
 
 __all__ = [
     "decoded_model",
@@ -150,7 +151,10 @@ def _make_floats(model: Transformer, dtype: torch.dtype) -> MakeProduct | None:
     from transduce.model.native.model_programs import fits
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
-    return make_float_product(tile) if tile is not None and fits(model.config) else None
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if tile is None or not fits(model.config) or count * tile.weight_bytes > _MOST_TWIN_BYTES:
+        return None
+    return make_float_product(tile)
 
 
 def decoded_model(model: EncoderDecoder) -> EncoderDecoder:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
-from transduce.model.native.model_programs import Places
+from transduce.model.native.model_writer import Places
 from transduce.model.native.reductions import SelectPlaces, room_to_select
 from transduce.model.native.search_program import SearchPlaces, search_program
 from transduce.model.native.state import NativeState, Scratch

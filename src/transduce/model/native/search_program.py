@@ -12,7 +12,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.model.native.emit import F32, F64, I32, I64, POINTER, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, entry, find_tile, new_emitter
-from transduce.model.native.model_programs import Places
+from transduce.model.native.model_writer import Places
 from transduce.model.native.reductions import SelectPlaces, write_select
 
 _NEVER = float("-inf")

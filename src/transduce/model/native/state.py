@@ -16,7 +16,8 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.arena import Arena
 from transduce.model.native.engine import Program
-from transduce.model.native.model_programs import ROWS_AT_ONCE, ModelPrograms, Places, output_of
+from transduce.model.native.model_programs import ModelPrograms, output_of
+from transduce.model.native.model_writer import ROWS_AT_ONCE, Places
 from transduce.model.native.pool import ROOM, Pool
 from transduce.model.native.tile import MOST_LANES
 from transduce.model.transformer import Transformer

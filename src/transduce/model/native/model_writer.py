@@ -1,0 +1,247 @@
+"""Writes what a model's programs call: its products, norms and attention, with the places of their numbers.
+
+Legend: N rows, D model width, H heads, K width of a head, F inner width of the feed-forward network, S source pieces of
+all sentences together.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transduce.model.feed_forward import FeedForward
+from transduce.model.layers import Residual
+from transduce.model.native.emit import I8, I32, I64, Emitter, Value
+from transduce.model.native.linear import NativeLinear, NativeVocabulary
+from transduce.model.native.products import write_products, write_rounding
+from transduce.model.native.rows import Heads
+from transduce.model.transformer import Transformer
+
+ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
+
+
+class Places(NamedTuple):
+    """The numbers that both programs are given: addresses, where nothing else is said."""
+
+    rows: Any
+    """How many: N."""
+    weights: Any
+    """The addresses of the model's weights: `ModelPrograms.weights`."""
+    x: Any
+    """The embedded pieces, (N, D); what becomes of them ends up here."""
+    normed: Any
+    """Room for (N, D)."""
+    rounded: Any
+    """Room for N × D or N × H × K words, whichever is more, and for `amx.MORE_ROWS` more rows."""
+    scales: Any
+    """Room for N."""
+    projected: Any
+    """Room for queries (N, H × K); in the encoder for keys and values too, (N, 3 × H × K)."""
+    heads: Any
+    """Room for (N, H × K)."""
+    inner: Any
+    """Room for (128, F)."""
+    rounded_inner: Any
+    """Room for 128 × F words, and for `amx.MORE_ROWS` more rows."""
+    scores: Any
+    """Room for `room` numbers for each thread."""
+    room: Any
+    """A number: how many positions any row attends to, and a few more."""
+    firsts: Any
+    """The row's first source piece, int64 (N,)."""
+    counts: Any
+    """How many source pieces it attends to, int64 (N,)."""
+    memory: Any
+    """Keys and values of the source, (layers, S, 2 × H × K)."""
+    sources: Any
+    """A number: S."""
+    past: Any
+    """Keys and values of the pieces so far, (layers, entries, 2 × H × K)."""
+    entries: Any
+    """A number: for how many entries there is room."""
+    used: Any
+    """A number: entries in use. The step's own follow."""
+    lists: Any
+    """Each row's entries, its own last, int32 (N, at least `length`)."""
+    list_stride: Any
+    """A number: from one row's list to the next."""
+    length: Any
+    """A number: entries of each list."""
+    ids: Any
+    """The newest pieces, int64 (N,). From here on the step's alone."""
+    added: Any
+    """What is added to their embeddings, (D,)."""
+    logits: Any
+    """Room for (N, V), V in whole blocks."""
+
+
+class Weights:
+    """The weights that programs read, in the order in which they are first asked for."""
+
+    def __init__(self, d_model: int) -> None:
+        self.zeros = torch.zeros(d_model)
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Its place among them."""
+        number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(tensor)
+        return number
+
+
+class ModelWriter:
+    """Writes the calls of a program."""
+
+    def __init__(self, k: Emitter, heads: Heads, numbers: Places, share: tuple[Value, Value], weights: Weights) -> None:
+        self.k = k
+        self.heads = heads
+        self.numbers = numbers
+        self.share = share
+        self.weights = weights
+
+    @cached_property
+    def places(self) -> Places:
+        """The addresses as places."""
+        return Places(*(self.k.place(number) for number in self.numbers))
+
+    def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
+        """The place of a weight, or of what begins so many bytes behind."""
+        k = self.k
+        address = k.load(k.at(self.places.weights, self.weights.number_of(tensor), I64), I64)
+        return k.at(k.place(address), first_byte, I8)
+
+    def embed(self, model: Transformer) -> None:
+        """The newest pieces; their entries become the last of the lists."""
+        k, numbers, places = self.k, self.numbers, self.places
+        k.call(
+            "embed",
+            places.ids,
+            numbers.rows,
+            k.number(model.config.d_model),
+            self.weight(model.target_weight),
+            k.real(model.target_embedding.scale),
+            places.added,
+            places.x,
+            k.at(places.lists, k.sum_of(numbers.length, -1), I32),
+            numbers.list_stride,
+            numbers.used,
+            *self.share,
+        )
+        k.barrier(self.share[1])
+
+    def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
+        """LayerNorm or RMSNorm of all rows."""
+        k = self.k
+        if isinstance(norm, nn.LayerNorm):
+            name, epsilon, bias = "norm_layer", norm.eps, norm.bias
+        else:
+            assert isinstance(norm, nn.RMSNorm)
+            name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
+        weight_place, bias_place = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
+        width = k.number(norm.normalized_shape[0])
+        k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.real(epsilon), out, *self.share)
+        k.barrier(self.share[1])
+
+    def round(self, x: Value, linear: Any) -> Value:
+        """All rows (N, D) for this product, in `rounded` where they have to be rounded; where they are."""
+        return self._round(linear, x, self.numbers.rows, self.places.rounded)
+
+    def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> Value:
+        k = self.k
+        if linear.tile.kind == "floats":
+            return x
+        name = f"round_{linear.tile.kind}"
+        if not k.has(name):
+            write_rounding(k, linear.tile)
+        k.call(name, x, rows, k.number(linear.width), rounded, self.places.scales, *self.share)
+        k.barrier(self.share[1])
+        return rounded
+
+    def product(
+        self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
+    ) -> None:
+        """Rounded rows times a matrix, or times the rows of it from one to another."""
+        rows = (rounded, self.places.scales, self.numbers.rows, self.k.number(linear.width))
+        self._product(ending, linear, rows, out, outputs)
+
+    def _product(
+        self,
+        ending: str,
+        linear: Any,
+        rows: tuple[Value, ...],
+        out: Value,
+        outputs: tuple[int, int] | None = None,
+    ) -> None:
+        k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
+        name = f"product_{linear.tile.kind}_{ending}"
+        if not k.has(name):
+            write_products(k, linear.tile, (ending,))
+        weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
+        vectors = (self.weight(vector, first * 4) for vector in (linear.start, linear.steps, linear.bias))
+        k.call(name, *rows, weights, *vectors, k.number(last - first), out, *self.share)
+        k.barrier(self.share[1])
+
+    def attend(self, kind: str, query_stride: int, keys: tuple[Value, int], lists: tuple[Value, Value, Value]) -> None:
+        """Of `projected` to keys, and values that follow them, which have this stride."""
+        k, places = self.k, self.places
+        place, stride = keys
+        k.call(
+            f"attend_{kind}",
+            places.projected,
+            k.number(query_stride),
+            place,
+            k.at(place, self.heads.inner),
+            k.number(stride),
+            *lists,
+            self.numbers.rows,
+            places.heads,
+            places.scores,
+            self.numbers.room,
+            *self.share,
+        )
+        k.barrier(self.share[1])
+
+    def sublayer(self, residual: Residual, write: Callable[[Value], None]) -> None:
+        """Norms around what adds to x; pre-norm or post-norm."""
+        source = self.places.x
+        if not isinstance(residual.norm_before, nn.Identity):
+            source = self.places.normed
+            self.norm(residual.norm_before, self.places.x, source)
+        write(source)
+        if not isinstance(residual.norm_after, nn.Identity):
+            self.norm(residual.norm_after, self.places.x, self.places.x)
+
+    def feed_forward(self, network: FeedForward, source: Value) -> None:
+        """max(0, x W1 + b1) W2 + b2, added to x, some rows at a time."""
+        k, places, inner, outer = self.k, self.places, network.inner, network.outer
+        assert isinstance(inner, NativeLinear)
+        assert isinstance(outer, NativeLinear)
+        width, inner_width = k.number(inner.width), k.number(outer.width)
+        with k.loop(0, self.numbers.rows, ROWS_AT_ONCE) as first:
+            left = k.build.sub(self.numbers.rows, first)
+            count = k.lesser(left, k.number(ROWS_AT_ONCE))
+            some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
+            rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
+            self._product("relu", inner, rows, places.inner)
+            rounded = self._round(outer, places.inner, count, places.rounded_inner)
+            rows = (rounded, places.scales, count, inner_width)
+            self._product("add", outer, rows, there)
+
+    def project(self, output: NativeVocabulary) -> None:
+        """Of x to logits."""
+        k, places = self.k, self.places
+        self.product("store", output, self.round(places.x, output), places.logits)
+        if not output.is_refined:
+            return
+        weights = (self.weight(output.exact), self.weight(output.bias))
+        sizes = (self.numbers.rows, k.number(output.width))
+        k.call("refine", places.x, *sizes, *weights, places.logits, k.number(output.padded_outputs), *self.share)
+        k.barrier(self.share[1])
+
+    def self_attention_output(self, output: Any) -> None:
+        """The heads, joined and projected, added to x."""
+        self.product("add", output, self.round(self.places.heads, output), self.places.x)
