@@ -17,6 +17,7 @@ from transduce.model.native.engine import find_float_tile, find_tile
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.state import NativeState
 from transduce.model.native.tile import NARROW, Tile
+from transduce.model.state import MemoryState
 from transduce.model.transformer import Transformer
 
 if find_tile() is None:
@@ -32,7 +33,30 @@ VARIANTS: dict[str, dict[str, object]] = {
     "post, RMSNorm, no bias": {"norm_order": "post", "norm": "rms", "bias": False},
     "learned positions, untied": {"positions": "learned", "max_positions": 64, "tie_output": False},
     "one layer used twice, output bias": {"share_layers": True, "output_bias": True},
+    "turned by positions": {"positions": "rotary"},
+    "turned in pairs, one head of keys": {"positions": "rotary-interleaved", "num_key_value_heads": 1},
+    "T5": {
+        **{"positions": "relative", "attention_scale": 0.3, "norm": "rms", "bias": False, "activation": "geglu-tanh"},
+        **{"relative_buckets": 8, "relative_max_distance": 12, "output_scale": 0.125, "scale_embeddings": False},
+    },
+    "BART": {
+        **{"positions": "learned", "position_offset": 2, "max_positions": 64, "embedding_norm": True},
+        **{"activation": "gelu", "norm_order": "post", "scale_embeddings": False},
+    },
+    "Marian": {"activation": "silu", "norm_order": "post", "output_bias": True},
+    "unscaled scores, GELU by tanh": {"attention_score": "dot", "activation": "gelu-tanh"},
+    **{f"a gate, {gate}": {"activation": gate} for gate in ("swiglu", "geglu", "reglu")},
 }
+
+OTHERS: list[tuple[dict[str, object], type]] = [
+    ({"d_ff": 120}, FlatState),
+    ({"norm": "batch"}, MemoryState),
+    ({"norm_order": "sandwich"}, MemoryState),
+    ({"attention_window": 3}, MemoryState),
+    ({"attention_score": "additive"}, MemoryState),
+    ({"attention_kind": "hard"}, MemoryState),
+    ({"d_v": 64}, MemoryState),
+]
 
 
 def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple[Transformer, Transformer]:
@@ -102,14 +126,14 @@ def test_likely_pieces_have_exact_logits_in_bfloat16() -> None:
 @torch.inference_mode()
 def test_steps_are_those_of_the_model(dtype: torch.dtype, changes: dict[str, object]) -> None:
     model, plain = build(dtype, changes)
-    ours, expected = start_fast(model, SOURCES), FlatState(plain, SOURCES)
+    ours, expected = start_fast(model, SOURCES), plain.start(SOURCES)
     assert isinstance(ours, NativeState)
     pieces = torch.zeros(len(SOURCES), 1, dtype=torch.int64)
     generator = torch.Generator().manual_seed(1)
     for step in range(20):
         one, other = ours.step(pieces), expected.step(pieces)
         assert one.dtype == torch.float32
-        assert float((one - other).norm() / other.norm()) < (1e-5 if dtype == torch.float32 else 0.02)
+        assert float((one - other).norm() / other.norm()) < (1e-5 if dtype == torch.float32 else 0.04)
         parents = torch.randint(pieces.shape[1], (len(pieces), 3), generator=generator)
         pieces = torch.randint(3, V, parents.shape, generator=generator)
         for state in (ours, expected):
@@ -212,6 +236,7 @@ def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
     assert isinstance(start_fast(plain, SOURCES), FlatState)
     assert isinstance(start_fast(copy.deepcopy(model), SOURCES), FlatState)
     assert decoded_model(plain) is plain
-    gated, _ = build(torch.float32, {"activation": "swiglu"})  # for which no program is written
-    assert isinstance(start_fast(gated, SOURCES), FlatState)
-    assert decoded_model(gated) is gated
+    for changes, state in OTHERS:  # for which no program is written
+        other, _ = build(torch.float32, changes)
+        assert isinstance(start_fast(other, SOURCES), state)
+        assert decoded_model(other) is other

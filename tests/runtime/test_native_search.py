@@ -105,7 +105,13 @@ def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"norm_order": "post"}, {"positions": "learned", "max_positions": 40}, {"share_layers": True}],
+    [
+        {"norm_order": "post"},
+        {"positions": "learned", "max_positions": 40},
+        {"share_layers": True},
+        {"positions": "rotary", "embedding_norm": True},
+        {"positions": "relative", "activation": "geglu"},
+    ],
     ids=str,
 )
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,7 +38,6 @@ __all__ = [
     "native_state",
     "product_maker",
     "start_fast",
-    "supports",
     "why_no_kernels",
 ]
 
@@ -112,9 +111,9 @@ def native_state(state: DecodingState) -> "NativeState | None":
     return state if isinstance(state, NativeState) else None
 
 
-def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:
-    """Encodes source_ids (B, S), for a model of which `supports` holds."""
-    packed = decoded_model(model)
+def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
+    """Encodes source_ids (B, S): by machine code, by the usual bricks written out, or by the model's own."""
+    packed = decoded_model(model) if _is_for_kernels(model) else model
     if isinstance(packed, PackedTransformer) and not isinstance(packed.packed_output, Int8Linear):
         from transduce.model.native.model_programs import find_programs
         from transduce.model.native.state import NativeState
@@ -122,7 +121,11 @@ def start_fast(model: Transformer, source_ids: Tensor) -> DecodingState:
         programs = find_programs(packed)
         if programs is not None and not programs.have_other_products():
             return NativeState(packed, programs, source_ids)
-    return FlatState(model, source_ids)
+    return FlatState(model, source_ids) if supports(model) else model.start(source_ids)
+
+
+def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer]:
+    return isinstance(model, Transformer) and not model.training and model.source_weight.device.type == "cpu"
 
 
 _TWINS: WeakKeyDictionary[nn.Module, Twin] = WeakKeyDictionary()
@@ -135,7 +138,7 @@ def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
         model: in float32. It gets this type.
         dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
     """
-    make = _make_floats(model, dtype) if supports(model) and has_kernels() else None
+    make = _make_floats(model, dtype) if _is_for_kernels(model) and has_kernels() else None
     if make is None:
         model.to(dtype)
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.fast import exact_projection, start_fast, supports
+from transduce.model.fast import exact_projection, start_fast
 from transduce.model.state import DecodingState
 from transduce.runtime.kernels import install_kernels
 
@@ -29,7 +29,7 @@ class TransformerScorer:
         install_kernels()
         self.model = model
         self.state: DecodingState
-        self.state = start_fast(model, source_ids) if supports(model) and not attentive else model.start(source_ids)
+        self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
         # Some states project to the vocabulary as well.
         self._logits: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)

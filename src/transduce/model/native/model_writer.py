@@ -1,7 +1,7 @@
 """Writes what a model's programs call: its products, norms and attention, with the places of their numbers.
 
-Legend: N rows, D model width, H heads, K width of a head, F inner width of the feed-forward network, S source pieces of
-all sentences together.
+Legend: N rows, D model width, H heads, G heads of keys and values, K width of a head, F inner width of the feed-forward
+network, S source pieces of all sentences together.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transduce.model.feed_forward import FeedForward
+from transduce.model.config import ModelConfig
+from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
+from transduce.model.native.activations import write_activation
 from transduce.model.native.emit import I8, I32, I64, Emitter, Value
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.products import write_products, write_rounding
-from transduce.model.native.rows import Heads
+from transduce.model.native.rows import Heads, write_attention
 from transduce.model.transformer import Transformer
 
 ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
@@ -38,11 +40,11 @@ class Places(NamedTuple):
     scales: Any
     """Room for N."""
     projected: Any
-    """Room for queries (N, H × K); in the encoder for keys and values too, (N, 3 × H × K)."""
+    """Room for queries (N, H × K); in the encoder for keys and values too, (N, H × K + 2 × G × K)."""
     heads: Any
     """Room for (N, H × K)."""
     inner: Any
-    """Room for (128, F)."""
+    """Room for (128, F), or with a gate for (128, 3 × F)."""
     rounded_inner: Any
     """Room for 128 × F words, and for `amx.MORE_ROWS` more rows."""
     scores: Any
@@ -54,15 +56,21 @@ class Places(NamedTuple):
     counts: Any
     """How many source pieces it attends to, int64 (N,)."""
     memory: Any
-    """Keys and values of the source, (layers, S, 2 × H × K)."""
+    """Keys and values of the source, (layers, S, 2 × G × K)."""
     sources: Any
     """A number: S."""
     past: Any
-    """Keys and values of the pieces so far, (layers, entries, 2 × H × K)."""
+    """Keys and values of the pieces so far, (layers, entries, 2 × G × K)."""
     entries: Any
     """A number: for how many entries there is room."""
+    turns: Any
+    """The angles that queries and keys are turned by at each position, (positions, K)."""
+    near: Any
+    """What is added to scores at distance 0, of (H, distances)."""
+    near_stride: Any
+    """A number: from one head's to the next one's."""
     used: Any
-    """A number: entries in use. The step's own follow."""
+    """A number: entries in use; the step's own follow. From here on the step's alone."""
     lists: Any
     """Each row's entries, its own last, int32 (N, at least `length`)."""
     list_stride: Any
@@ -70,9 +78,9 @@ class Places(NamedTuple):
     length: Any
     """A number: entries of each list."""
     ids: Any
-    """The newest pieces, int64 (N,). From here on the step's alone."""
+    """The newest pieces, int64 (N,)."""
     added: Any
-    """What is added to their embeddings, (D,)."""
+    """What is added to embeddings at each position, (positions, D)."""
     logits: Any
     """Room for (N, V), V in whole blocks."""
 
@@ -96,9 +104,12 @@ class Weights:
 class ModelWriter:
     """Writes the calls of a program."""
 
-    def __init__(self, k: Emitter, heads: Heads, numbers: Places, share: tuple[Value, Value], weights: Weights) -> None:
+    def __init__(
+        self, k: Emitter, config: ModelConfig, numbers: Places, share: tuple[Value, Value], weights: Weights
+    ) -> None:
         self.k = k
-        self.heads = heads
+        self.config = config
+        self.heads = Heads.of(config)
         self.numbers = numbers
         self.share = share
         self.weights = weights
@@ -124,7 +135,7 @@ class ModelWriter:
             k.number(model.config.d_model),
             self.weight(model.target_weight),
             k.real(model.target_embedding.scale),
-            places.added,
+            k.at(places.added, k.times(self.position, model.config.d_model)),
             places.x,
             k.at(places.lists, k.sum_of(numbers.length, -1), I32),
             numbers.list_stride,
@@ -132,6 +143,13 @@ class ModelWriter:
             *self.share,
         )
         k.barrier(self.share[1])
+        if model.target_embedding.norm is not None:
+            self.norm(model.target_embedding.norm, places.x, places.x)
+
+    @property
+    def position(self) -> Value:
+        """The step's."""
+        return self.k.sum_of(self.numbers.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
         """LayerNorm or RMSNorm of all rows."""
@@ -185,18 +203,39 @@ class ModelWriter:
         k.call(name, *rows, weights, *vectors, k.number(last - first), out, *self.share)
         k.barrier(self.share[1])
 
-    def attend(self, kind: str, query_stride: int, keys: tuple[Value, int], lists: tuple[Value, Value, Value]) -> None:
+    def turn(self, kind: str, x: Value, stride: int, heads: int) -> None:
+        """Heads of rows by their positions, where the model does; in a run, or all at the step's position."""
+        k, places = self.k, self.places
+        if not self.config.positions.startswith("rotary"):
+            return
+        table = k.at(places.turns, k.times(self.position, self.heads.width)) if kind == "all" else places.turns
+        sizes = (self.numbers.rows, k.number(stride), k.number(heads))
+        k.call(f"turn_{kind}", x, *sizes, table, places.firsts, *self.share)
+        k.barrier(self.share[1])
+
+    def attend(
+        self,
+        kind: str,
+        query_stride: int,
+        keys: tuple[Value, int],
+        lists: tuple[Value, Value, Value],
+        *,
+        to_memory: bool = False,
+    ) -> None:
         """Of `projected` to keys, and values that follow them, which have this stride."""
         k, places = self.k, self.places
         place, stride = keys
+        is_biased = self.config.positions == "relative" and not to_memory
         k.call(
-            f"attend_{kind}",
+            write_attention(k, self.heads, kind, is_biased=is_biased),
             places.projected,
             k.number(query_stride),
             place,
-            k.at(place, self.heads.inner),
+            k.at(place, self.heads.keys),
             k.number(stride),
             *lists,
+            places.near,
+            self.numbers.near_stride,
             self.numbers.rows,
             places.heads,
             places.scores,
@@ -215,8 +254,8 @@ class ModelWriter:
         if not isinstance(residual.norm_after, nn.Identity):
             self.norm(residual.norm_after, self.places.x, self.places.x)
 
-    def feed_forward(self, network: FeedForward, source: Value) -> None:
-        """max(0, x W1 + b1) W2 + b2, added to x, some rows at a time."""
+    def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
+        """The activation of x W1 + b1, times W2, plus b2, added to x, some rows at a time."""
         k, places, inner, outer = self.k, self.places, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
@@ -226,14 +265,30 @@ class ModelWriter:
             count = k.lesser(left, k.number(ROWS_AT_ONCE))
             some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
             rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
-            self._product("relu", inner, rows, places.inner)
-            rounded = self._round(outer, places.inner, count, places.rounded_inner)
+            hidden = self._activate(inner, rows, k.times(count, inner_width), inner_width)
+            rounded = self._round(outer, hidden, count, places.rounded_inner)
             rows = (rounded, places.scales, count, inner_width)
             self._product("add", outer, rows, there)
+
+    def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
+        """The inner layer; where it is."""
+        k, activation, place = self.k, self.config.activation, self.places.inner
+        if activation == "relu":
+            self._product("relu", inner, rows, place)
+            return place
+        self._product("store", inner, rows, place)
+        hidden = k.at(place, k.times(size, 2)) if activation in GATES else place
+        k.call(write_activation(k, activation), place, rows[2], inner_width, hidden, *self.share)
+        k.barrier(self.share[1])
+        return hidden
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
         k, places = self.k, self.places
+        if self.config.output_scale != 1.0:
+            factor = k.real(self.config.output_scale)
+            k.call("scale", places.x, self.numbers.rows, k.number(output.width), factor, *self.share)
+            k.barrier(self.share[1])
         self.product("store", output, self.round(places.x, output), places.logits)
         if not output.is_refined:
             return

@@ -1,6 +1,7 @@
 """Kernels that look at one row at a time: norms, and attention to rows of keys and values.
 
-Legend: N rows, D model width, H heads, K width of a head's keys and of its values, L positions attended to.
+Legend: N rows, D model width, H heads, G heads of keys and values, K width of a head's keys and of its values, L
+positions attended to.
 """
 
 import math
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from transduce.model.config import ModelConfig
 from transduce.model.native.emit import F32, I32, I64, POINTER, Emitter, Value
 
 Entry = Callable[[Value], Value]  # from a number in a row's past to the entry of the cache
@@ -89,13 +91,30 @@ class Heads(NamedTuple):
 
     number: int
     """H."""
+    shared: int
+    """G: heads of keys and values, each for as many neighbouring heads of queries."""
     width: int
     """K, a multiple of the lanes."""
+    scale: float
+    """What products of queries and keys are multiplied by."""
+
+    @staticmethod
+    def of(config: ModelConfig) -> "Heads":
+        """A model's, whose scores are products."""
+        shared, scale = config.num_key_value_heads or config.num_heads, config.attention_scale
+        if scale is None:
+            scale = 1.0 if config.attention_score == "dot" else 1.0 / math.sqrt(config.key_width)
+        return Heads(config.num_heads, shared, config.key_width, scale)
 
     @property
-    def inner(self) -> int:
-        """H × K."""
+    def queries(self) -> int:
+        """Numbers of a row's queries: H × K."""
         return self.number * self.width
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a position's keys, and of its values: G × K."""
+        return self.shared * self.width
 
 
 class _Row(NamedTuple):
@@ -109,64 +128,101 @@ class _Row(NamedTuple):
     """From an entry to the next."""
     out: Value
     scores: Value
+    near: Value
+    """What is added to the first key's score; the others' follows."""
 
 
-_ATTEND = (POINTER, I64, POINTER, POINTER, I64, POINTER, POINTER, I64, I64, POINTER, POINTER, I64, I64, I64)
+_ATTEND = (
+    POINTER,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    POINTER,
+    I64,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    I64,
+    I64,
+)
 
 
-def write_attention(k: Emitter, heads: Heads) -> None:
+def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> str:
     """Equation (1) for rows of queries, each with entries of its own.
 
-    `attend_run(queries, query stride, keys, values, stride, firsts, counts, 0, N, out, scores, room, thread, threads)`:
-    row n attends to counts[n] entries from firsts[n] on.
-    `attend_list(queries, …, stride, lists, count, list stride, N, out, scores, room, thread, threads)`: row n attends
-    to the entries of its list of 32-bit numbers; all lists are equally long.
-    scores: room for L + lanes numbers for each thread.
+    `attend_run(queries, query stride, keys, values, stride, firsts, counts, 0, near, near stride, N, out, scores, room,
+    thread, threads)`: row n attends to counts[n] entries from firsts[n] on.
+    `attend_list(queries, …, stride, lists, count, list stride, near, …)`: row n attends to the entries of its list of
+    32-bit numbers; all lists are equally long, and the row is at their last position.
+    scores: room for L + lanes numbers for each thread. `near_…` adds, for each head, what stands in its row of `near`
+    at the distance from the row's position to the key's.
+
+    Returns:
+        The function's name; it is written where there is none.
     """
-    for kind in ("run", "list"):
-        with k.function(f"attend_{kind}", *_ATTEND) as arguments:
-            queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *others = arguments
-            rows, out, scores, room, *share = others
-            first, last = k.share(k.times(rows, heads.number), *share)
-            own_scores = k.at(scores, k.times(share[0], room))
-            with k.loop(first, last) as number:
-                row = k.build.sdiv(number, k.number(heads.number))
-                column = k.times(k.build.srem(number, k.number(heads.number)), heads.width)
-                place = _Row(
-                    k.at(queries, k.sum_of(k.times(row, query_stride), column)),
-                    k.at(keys, column),
-                    k.at(values, column),
-                    stride,
-                    k.at(out, k.sum_of(k.times(row, heads.inner), column)),
-                    own_scores,
-                )
-                if kind == "run":
-                    start, count = (k.load(k.at(each, row, I64), I64) for each in (first_of, count_of))
-                    k.call("head_run", *place, start, count, first_of)
-                else:
-                    listed = k.at(first_of, k.times(row, list_stride), I32)
-                    k.call("head_list", *place, k.number(0), k.load(count_of, I64), listed)
+    name = f"attend_{kind}_near" if is_biased else f"attend_{kind}"
+    if k.has(name):
+        return name
+    head = _write_head(k, heads, kind, is_biased=is_biased)
+    with k.function(name, *_ATTEND) as arguments:
+        queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *others = arguments
+        near, near_stride, rows, out, scores, room, *share = others
+        first, last = k.share(k.times(rows, heads.number), *share)
+        own_scores = k.at(scores, k.times(share[0], room))
+        with k.loop(first, last) as number:
+            row, head_number = (divide(number, k.number(heads.number)) for divide in (k.build.sdiv, k.build.srem))
+            column = k.times(head_number, heads.width)
+            shared_column = column
+            if heads.shared < heads.number:
+                shared = k.build.sdiv(head_number, k.number(heads.number // heads.shared))
+                shared_column = k.times(shared, heads.width)
+            if kind == "run":
+                start, count = (k.load(k.at(each, row, I64), I64) for each in (first_of, count_of))
+                listed, position = first_of, k.build.sub(row, start)
+            else:
+                start, count = k.number(0), k.load(count_of, I64)
+                listed, position = k.at(first_of, k.times(row, list_stride), I32), k.sum_of(count, -1)
+            bias = near
+            if is_biased:
+                bias = k.at(near, k.build.sub(k.times(head_number, near_stride), position))
+            place = _Row(
+                k.at(queries, k.sum_of(k.times(row, query_stride), column)),
+                k.at(keys, shared_column),
+                k.at(values, shared_column),
+                stride,
+                k.at(out, k.sum_of(k.times(row, heads.queries), column)),
+                own_scores,
+                bias,
+            )
+            k.call(head, *place, start, count, listed)
+    return name
 
 
-def write_heads(k: Emitter, heads: Heads) -> None:
-    """`head_run` and `head_list`: one head of one row, which `attend_…` calls."""
-    for kind in ("run", "list"):
-        types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, I64, I64, POINTER)
-        with k.function(f"head_{kind}", *types) as arguments:
-            place, (start, count, listed) = _Row(*arguments[:6]), arguments[6:]
+def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> str:
+    """One head of one row, which `attend_…` calls."""
+    name = f"head_{kind}_near" if is_biased else f"head_{kind}"
+    types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
+    with k.function(name, *types) as arguments:
+        place, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
-            def entry(number: Value) -> Value:
-                if kind == "run":  # noqa: B023
-                    return k.sum_of(start, number)  # noqa: B023
-                return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)  # noqa: B023
+        def entry(number: Value) -> Value:
+            if kind == "run":
+                return k.sum_of(start, number)
+            return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)
 
-            greatest = _write_scores(k, heads, place, count, entry)
-            total = _write_exponentials(k, place.scores, count, greatest)
-            _write_mean(k, heads, place, count, entry, total)
+        greatest = _write_scores(k, heads, place, count, entry, is_biased=is_biased)
+        total = _write_exponentials(k, place.scores, count, greatest)
+        _write_mean(k, heads, place, count, entry, total)
+    return name
 
 
-def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry) -> Value:
-    """Products of the query with all keys, over √K; the greatest."""
+def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry, *, is_biased: bool) -> Value:
+    """Products of the query with all keys, scaled; the greatest."""
     columns = range(0, heads.width, k.lanes)
     query = [k.load_floats(place.query, column) for column in columns]
     greatest = k.variable(k.real(float("-inf")))
@@ -176,7 +232,9 @@ def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: En
         total = k.splat(0.0)
         for column, own in zip(columns, query, strict=True):
             total = k.madd(own, k.load_floats(key, column), total)
-        score = k.build.fmul(k.total(total), k.real(1.0 / math.sqrt(heads.width)))
+        score = k.build.fmul(k.total(total), k.real(heads.scale))
+        if is_biased:
+            score = k.build.fadd(score, k.load(k.at(place.near, number)))
         k.store(score, k.at(place.scores, number))
         most = k.get(greatest, score)
         k.store(k.greater(score, most), greatest)

@@ -72,7 +72,7 @@ class NativeSearch:
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._rough = Arena(self._rough_arrays())
         self._addresses = self._zeroed.addresses | self._rough.addresses
-        self.added = state.programs.added_until(0)
+        self.known, self.tables = state.programs.target_positions.until(0)
         self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
         self._begin()
@@ -199,9 +199,10 @@ class NativeSearch:
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
         if position >= self._numbers["positions"]:
-            self.added = self.state.programs.added_until(position)
-            self._numbers["added"], self._numbers["positions"] = self.added.data_ptr(), len(self.added)
-            self._step["added"] = self.added[position].data_ptr()
+            self.known, self.tables = self.state.programs.target_positions.until(position)
+            self._numbers["positions"] = self.known
+            for name, address in self.tables.addresses().items():
+                self._step[name] = address
 
     def _is_swapped(self) -> bool:
         """Which of two buffers holds what is: they change places at each step."""
@@ -249,7 +250,7 @@ class NativeSearch:
             "list_stride": self.room + 1,
             "length": 1,
             "ids": addresses["newest"],
-            "added": self.added.data_ptr(),
+            **self.tables.addresses(),
             "logits": addresses["logits"],
         }
 
@@ -281,9 +282,7 @@ class NativeSearch:
             "beam_size": bounds.beam_size,
             "certain": bounds.n_best if bounds.beam_size > 1 else 0,
             "room": self.room,
-            "added": self.added.data_ptr(),
-            "positions": len(self.added),
-            "d_model": self.state.programs.d_model,
+            "positions": self.known,
             "nevers": len(bounds.never_written),
             "penalties": bounds.penalties.data_ptr(),
             "most_rows": self.rows,

@@ -53,12 +53,8 @@ class SearchPlaces(NamedTuple):
     """A number: how many hypotheses must be certain before a sentence is done; 0: it is done once one has ended."""
     room: Any
     """A number: T."""
-    added: Any
-    """What is added to embeddings at each position, (positions, D)."""
     positions: Any
-    """A number: of how many positions that is."""
-    d_model: Any
-    """A number: D."""
+    """A number: how many the step knows, in its tables."""
     never: Any
     """Pieces that are never written, int64."""
     nevers: Any
@@ -335,13 +331,11 @@ def _set_next(fields: Fields, select: Fields, kept: Value, old_rows: Value) -> N
         fields.set(name, value)
     select.set("rows", rows)
     select.set("beams", beam_size)
-    at_position = k.times(k.times(length, fields.get("d_model")), 4)
     for name, value in (
         ("rows", rows),
         ("used", used),
         ("length", k.sum_of(length, 1)),
         ("lists", fields.get("lists")),
-        ("added", k.sum_of(fields.get("added"), at_position)),
     ):
         step.set(name, value)
     ends = (

@@ -39,7 +39,7 @@ class NativeState:
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         self.width = 1
         self.position = 0
-        entry = (model.config.num_decoder_layers, 2 * self.programs.heads.inner)
+        entry = (model.config.num_decoder_layers, 2 * self.programs.heads.keys)
         self.memory = model.source_weight.new_empty(entry[0], pieces, entry[1])
         self.pool = Pool(entry[0], len(source_ids), entry[1])
         self.lists = torch.zeros(len(source_ids), 0, dtype=torch.int32)  # (B × W, at least t)
@@ -112,7 +112,8 @@ class NativeState:
         rows, scores = x.shape[0], self._scores()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(self.programs, rows, 2 * scores if ids is not None else scores)
-        added = None if ids is None else self.programs.added_until(self.position)
+        sources, targets = self.programs.source_positions, self.programs.target_positions
+        _, tables = sources.until(self.longest_source - 1) if ids is None else targets.until(self.position)
         places = Places(
             rows=rows,
             weights=self.programs.weights.data_ptr(),
@@ -130,7 +131,7 @@ class NativeState:
             list_stride=self.lists.shape[1],
             length=self.position + 1,
             ids=0 if ids is None else ids.data_ptr(),
-            added=0 if added is None else added[self.position].data_ptr(),
+            **tables.addresses(),
             logits=0 if ids is None else self.logits_room.data_ptr(),
         )
         program.run(*places)
@@ -150,16 +151,16 @@ class Scratch:
 
     def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
         """For so many rows, and scores of attention."""
-        inner, d_ff, d_model = programs.heads.inner, programs.d_ff, programs.d_model
+        heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, ROWS_AT_ONCE)
         sizes = {
             "normed": rows * d_model,
-            "rounded": (rows + MORE_ROWS) * max(d_model, inner) // 2,
+            "rounded": (rows + MORE_ROWS) * max(d_model, heads.queries) // 2,
             "scales": rows,
-            "projected": rows * 3 * inner,
-            "heads": rows * inner,
-            "inner": chunk * d_ff,
+            "projected": rows * (heads.queries + 2 * heads.keys),
+            "heads": rows * heads.queries,
+            "inner": chunk * d_ff * (3 if programs.is_gated else 1),
             "rounded_inner": (chunk + MORE_ROWS) * d_ff // 2,
             "scores": scores,
         }

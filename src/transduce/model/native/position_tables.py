@@ -1,0 +1,115 @@
+"""What tells programs the order of the pieces: tables by position, and the kernel that turns queries and keys.
+
+Legend: N rows, T positions, D model width, H heads, K width of a head's queries and keys.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from transduce.model.native.emit import I64, POINTER, Emitter, Value
+from transduce.model.native.rows import Heads
+from transduce.model.stack import StackPositions
+
+
+class PositionTables(NamedTuple):
+    """As far as positions were asked for: T. Empty where a model has none of that kind."""
+
+    added: Tensor
+    """What is added to embeddings, (T, D)."""
+    turns: Tensor
+    """Cosines, then sines, of the angles by which pairs of a query's or key's dimensions are turned, (T, K)."""
+    near: Tensor
+    """What is added to scores, (H, distances): of each key's position less the query's, `nearest` being 0."""
+    nearest: int
+    """The place of distance 0 in `near`."""
+
+    def addresses(self) -> dict[str, int]:
+        """Those of `Places`; they hold as long as this does."""
+        return {
+            "added": self.added.data_ptr(),
+            "turns": self.turns.data_ptr(),
+            "near": self.near.data_ptr() + self.nearest * self.near.element_size(),
+            "near_stride": self.near.shape[1],
+        }
+
+
+class GrowingTables:
+    """The tables of an encoder or of a decoder; they grow as longer sequences come."""
+
+    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor] | None, most: int) -> None:
+        """With what makes (T, D), which is to be added to embeddings; at most so many positions."""
+        self._positions = positions
+        self._add = add
+        self._most = most
+        nothing = torch.empty(0, 0)
+        self._known = 0, PositionTables(nothing, nothing, nothing, 0)
+
+    def until(self, position: int) -> tuple[int, PositionTables]:
+        """Up to this position at least: how many they are, and the tables, to be kept while they are read."""
+        known = self._known  # other threads may put longer tables in their place
+        if position >= known[0]:
+            count = max(min(max(2 * position, 64), self._most), position + 1)
+            known = self._known = count, self._make(count)
+        return known
+
+    def _make(self, count: int) -> PositionTables:
+        rotary, relative = self._positions.rotary, self._positions.relative
+        added = turns = near = torch.empty(0, 0)
+        if self._add is not None:
+            added = self._add(count)
+        if rotary is not None:
+            rotation = rotary(torch.arange(count), torch.float32, count)
+            turns = torch.cat([rotation.cosine, rotation.sine], dim=1)
+        if relative is not None:
+            distances = torch.arange(1 - count, count if relative.bidirectional else 1)
+            near = relative(torch.zeros(1, dtype=torch.int64), distances)[0, :, 0]  # (H, distances)
+        return PositionTables(added.contiguous(), turns.contiguous(), near.contiguous(), count - 1)
+
+
+def write_turning(k: Emitter, heads: Heads, *, interleaved: bool) -> None:
+    """`turn_run` and `turn_all(x, N, stride, heads, table, firsts, thread, threads)`: heads of rows, in place.
+
+    Row n is at position n - firsts[n]; of `turn_all` every row is at the table's first position. Pairs of dimensions
+    are neighbours, or stand K / 2 apart. K is a multiple of two vectors.
+    """
+    for kind in ("run", "all"):
+        kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
+        with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, firsts, *share):
+            first, last = k.share(k.times(rows, count), *share)
+            with k.loop(first, last) as number:
+                row, head = k.build.sdiv(number, count), k.build.srem(number, count)
+                position = k.number(0)
+                if kind == "run":
+                    position = k.build.sub(row, k.load(k.at(firsts, row, I64), I64))
+                angles = k.at(table, k.times(position, heads.width))
+                place = k.at(x, k.sum_of(k.times(row, stride), k.times(head, heads.width)))
+                _turn(k, heads.width, place, angles, interleaved=interleaved)
+
+
+def _turn(k: Emitter, width: int, place: Value, angles: Value, *, interleaved: bool) -> None:
+    """A head's dimensions."""
+    half = width // 2
+    for column in range(0, half, k.lanes):
+        cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
+        starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
+        first, second = (k.load_floats(place, start) for start in starts)
+        if interleaved:
+            first, second = (_pick(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
+        turned = (
+            k.build.fsub(k.build.fmul(first, cosine), k.build.fmul(second, sine)),
+            k.build.fadd(k.build.fmul(second, cosine), k.build.fmul(first, sine)),
+        )
+        if interleaved:
+            pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
+            turned = (_pick(k, *turned, pairs[: k.lanes]), _pick(k, *turned, pairs[k.lanes :]))
+        for start, value in zip(starts, turned, strict=True):
+            k.store(value, k.at(place, start))
+
+
+def _pick(k: Emitter, one: Value, other: Value, numbers: range | list[int]) -> Value:
+    """Elements of two vectors by their numbers."""
+    return k.build.shuffle_vector(one, other, ir.Constant(k.ints, list(numbers)))
