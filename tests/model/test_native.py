@@ -46,7 +46,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "one layer used twice, output bias": {"share_layers": True, "output_bias": True},
     "narrower attention": {"d_k": 64, "d_v": 64, "num_heads": 1},
     "a gate, rotary, shared keys, norms of embeddings": {
-        **{"activation": "swiglu", "positions": "rotary", "num_key_value_heads": 1, "embedding_norm": True},
+        "activation": "swiglu",
+        "positions": "rotary",
+        "num_key_value_heads": 1,
+        "embedding_norm": True,
     },
     "T5": {"positions": "relative", "attention_scale": 0.1, "activation": "gelu", "output_scale": 0.5},
 }
