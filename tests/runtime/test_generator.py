@@ -7,6 +7,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
+from transduce.model.fast import decoded_model, make_twin
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.generator import Generator
 from transduce.search.forced import GenerateSettings
@@ -25,8 +26,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(lambda: pairs, TokenizerSettings(kind="character", byte_fallback=False))
 
 
-@pytest.fixture(scope="module")
-def generator(tokenizer: Tokenizer) -> Generator:
+@pytest.fixture(scope="module", params=["PyTorch", "machine code"])
+def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
+    """In float32, computed by one or the other."""
     torch.manual_seed(3)
     size = tokenizer.target.size
     config = ModelConfig(
@@ -34,8 +36,8 @@ def generator(tokenizer: Tokenizer) -> Generator:
         source_vocabulary_size=size,
         target_vocabulary_size=size,
         num_decoder_layers=2,
-        d_model=32,
-        d_ff=64,
+        d_model=64,
+        d_ff=128,
         num_heads=2,
         positions="learned",
         max_positions=CONTEXT,
@@ -43,7 +45,12 @@ def generator(tokenizer: Tokenizer) -> Generator:
         eos_id=tokenizer.target.eos_id,
         start_id=tokenizer.target.eos_id,
     )
-    return Generator(Decoder(config).eval(), tokenizer, context=CONTEXT)
+    model = Decoder(config).eval()
+    if request.param == "machine code":
+        make_twin(model, torch.float32)
+        if decoded_model(model) is model:
+            pytest.skip("there are no kernels for this processor")
+    return Generator(model, tokenizer, context=CONTEXT)
 
 
 def window_of(text: list[int], prompt: int) -> list[int]:
@@ -195,7 +202,7 @@ def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> N
 
 
 def test_a_generator_shows_itself_in_a_line(generator: Generator) -> None:
-    assert repr(generator) == "Generator(text, decoder, 2 layers × 32, fp32, cpu)"
+    assert repr(generator) == "Generator(text, decoder, 2 layers × 64, fp32, cpu)"
     found = generator("abc", search=GREEDY).continuations[0]
     assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"
 

@@ -44,7 +44,7 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
         model = Recurrent(ModelConfig(kind="recurrent", **sizes))  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="`int8` is for CPUs, but the device is `cuda`: use `bf16` there"):
         to_eight_bits(model, "cuda")
-    with pytest.raises(TransduceError, match="`int8` is for Transformers, but this model is of another kind"):
+    with pytest.raises(TransduceError, match="`int8` is for Transformers that write, but this model is"):
         to_eight_bits(model, "cpu")
 
 

@@ -7,16 +7,17 @@ import importlib.metadata
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from transduce.model.build import EncoderDecoder
+from transduce.model.decoder import Decoder
 from transduce.model.flat import FlatState, supports
 from transduce.model.fused import TrainingKernels
-from transduce.model.packed import MakeProduct, PackedTransformer
+from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
@@ -24,8 +25,10 @@ from transduce.model.twin import Twin
 from transduce.model.vocabulary import VocabularyModel
 
 if TYPE_CHECKING:
+    from transduce.model.native.model_programs import ModelPrograms
     from transduce.model.native.state import NativeState
 
+_Model = TypeVar("_Model", bound=nn.Module)
 _LEAST_LLVMLITE = (0, 50)
 _MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
 
@@ -38,6 +41,7 @@ __all__ = [
     "native_state",
     "product_maker",
     "start_fast",
+    "start_prompts",
     "why_no_kernels",
 ]
 
@@ -113,19 +117,39 @@ def native_state(state: DecodingState) -> "NativeState | None":
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     """Encodes source_ids (B, S): by machine code, by the usual bricks written out, or by the model's own."""
-    packed = decoded_model(model) if _is_for_kernels(model) else model
-    if isinstance(packed, PackedTransformer) and not isinstance(packed.packed_output, Int8Linear):
-        from transduce.model.native.model_programs import find_programs
+    packed = decoded_model(model)
+    programs = _find_programs(packed)
+    if isinstance(packed, PackedTransformer) and programs is not None:
         from transduce.model.native.state import NativeState
 
-        programs = find_programs(packed)
-        if programs is not None and not programs.have_other_products():
-            return NativeState(packed, programs, source_ids)
+        return NativeState(packed, programs, source_ids)
     return FlatState(model, source_ids) if supports(model) else model.start(source_ids)
 
 
-def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer]:
-    return isinstance(model, Transformer) and not model.training and model.source_weight.device.type == "cpu"
+def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
+    """Reads prompt_ids (B, P) of these lengths (B,): by machine code, or by the model's own."""
+    packed = decoded_model(model)
+    programs = _find_programs(packed)
+    if isinstance(packed, PackedDecoder) and programs is not None:
+        from transduce.model.native.prompt_state import NativePromptState
+
+        return NativePromptState(packed, programs, prompt_ids, lengths)
+    return model.start(prompt_ids, lengths)
+
+
+def _find_programs(model: nn.Module) -> "ModelPrograms | None":
+    """Those of machine code, for a model of packed products."""
+    if not isinstance(model, PackedTransformer | PackedDecoder) or isinstance(model.packed_output, Int8Linear):
+        return None
+    from transduce.model.native.model_programs import find_programs
+
+    programs = find_programs(model)
+    return None if programs is None or programs.have_other_products() else programs
+
+
+def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
+    is_kind = isinstance(model, Transformer | Decoder)
+    return is_kind and not model.training and model.source_weight.device.type == "cpu"
 
 
 _TWINS: WeakKeyDictionary[nn.Module, Twin] = WeakKeyDictionary()
@@ -139,16 +163,15 @@ def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
         dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
     """
     make = _make_floats(model, dtype) if _is_for_kernels(model) and has_kernels() else None
-    if make is None:
+    if make is None or not _is_for_kernels(model):
         model.to(dtype)
         return
-    assert isinstance(model, Transformer)
     twin = _TWINS[model] = Twin(model, make)
     model.to(dtype)
     twin.follow(model)
 
 
-def _make_floats(model: Transformer, dtype: torch.dtype) -> MakeProduct | None:
+def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:
     from transduce.model.native.engine import find_float_tile
     from transduce.model.native.linear import make_float_product
     from transduce.model.native.model_programs import fits
@@ -160,7 +183,9 @@ def _make_floats(model: Transformer, dtype: torch.dtype) -> MakeProduct | None:
     return make_float_product(tile)
 
 
-def decoded_model(model: EncoderDecoder) -> EncoderDecoder:
+def decoded_model(model: _Model) -> _Model:
     """What decoding computes with, to the last bit: the model's twin, or the model where it has none."""
     twin = _TWINS.get(model)
-    return twin.of(model) or model if twin is not None and isinstance(model, Transformer) else model
+    if twin is None or not _is_for_kernels(model):
+        return model
+    return cast(_Model, twin.of(model) or model)  # a twin is of a class of the model's own

@@ -1,18 +1,20 @@
-"""A Transformer whose matrices are laid out for the products of decoding, whatever those multiply.
+"""A Transformer, or a decoder alone, whose matrices are laid out for the products of decoding, whatever those multiply.
 
 Such a model has float32 outside of its products: embeddings, norms, softmax and attention.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import KeyValueCache
+from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
+from transduce.model.vocabulary import VocabularyModel
 
 # What a product is for: errors of the memory's keys and values are in every step, and the vocabulary's decide.
 Use = Literal["layer", "memory", "vocabulary"]
@@ -49,8 +51,8 @@ class PackedMemoryAttention(MultiHeadAttention):
         return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
 
-class PackedTransformer(Transformer):
-    """A Transformer of such products."""
+class Packed(VocabularyModel):
+    """A model of such products."""
 
     packed_output: nn.Module
 
@@ -59,16 +61,28 @@ class PackedTransformer(Transformer):
         return self.packed_output(hidden)  # type: ignore[no-any-return]
 
 
-def pack(model: Transformer, make: MakeProduct) -> PackedTransformer:
+class PackedTransformer(Packed, Transformer):
+    """An encoder and decoder of such products."""
+
+
+class PackedDecoder(Packed, Decoder):
+    """A decoder alone of such products."""
+
+
+@overload
+def pack(model: Transformer, make: MakeProduct) -> PackedTransformer: ...
+@overload
+def pack(model: Decoder, make: MakeProduct) -> PackedDecoder: ...
+def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer | PackedDecoder:
     """The model with other products, made out of this one in float32, which is used up."""
     with torch.no_grad(), torch.device("meta"):
-        made = PackedTransformer(model.config)
+        made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
     made._modules, made._parameters = model._modules, model._parameters
     with torch.no_grad():
         made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")
-        for layer in made.decoder_layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.memory_attention = PackedMemoryAttention(layer.memory_attention, make)
+        for module in list(made.modules()):
+            if isinstance(module, DecoderLayer):
+                module.memory_attention = PackedMemoryAttention(module.memory_attention, make)
         for module in list(made.modules()):
             if isinstance(module, MultiHeadAttention) and not isinstance(module, PackedMemoryAttention):
                 module.projection = _packed(module.projection, make)

@@ -7,13 +7,14 @@ Legend: D inputs, O outputs.
 """
 
 import warnings
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.packed import MakeProduct, PackedTransformer, Use, pack
+from transduce.model.decoder import Decoder
+from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, Use, pack
 from transduce.model.transformer import Transformer
 
 _LEAST = 1e-30  # a row of zeros is divided by this
@@ -66,7 +67,11 @@ def _pack(weight: Tensor) -> Any:
         return torch.ops.quantized.linear_prepack(rows, None)
 
 
-def quantize(model: Transformer, *, make: MakeProduct = Int8Linear) -> PackedTransformer:
+@overload
+def quantize(model: Transformer, *, make: MakeProduct = ...) -> PackedTransformer: ...
+@overload
+def quantize(model: Decoder, *, make: MakeProduct = ...) -> PackedDecoder: ...
+def quantize(model: Transformer | Decoder, *, make: MakeProduct = Int8Linear) -> PackedTransformer | PackedDecoder:
     """The model with 8-bit weights, made out of this one, which is used up.
 
     Args:

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from transduce.model.packed import MakeProduct, PackedTransformer, pack
+from transduce.model.decoder import Decoder
+from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, pack
 from transduce.model.transformer import Transformer
 
 
 class Twin:
-    """Of a Transformer that somebody may still change."""
+    """Of a model that somebody may still change."""
 
-    def __init__(self, model: Transformer, make: MakeProduct) -> None:
+    def __init__(self, model: Transformer | Decoder, make: MakeProduct) -> None:
         """Lays out its matrices by these products, as float32 has them."""
         self._make = make
         self._packed = pack(_in_float32(model), make)
         self._watch(model)
 
-    def of(self, model: Transformer) -> PackedTransformer | None:
+    def of(self, model: Transformer | Decoder) -> PackedTransformer | PackedDecoder | None:
         """The twin as the model is now; None where somebody put something else in a module's place."""
         if any(holder.get(name) is not module or "forward" in vars(module) for holder, name, module in self._modules):
             return None
@@ -30,11 +31,11 @@ class Twin:
             self._watch(model)
         return self._packed
 
-    def follow(self, model: Transformer) -> None:
+    def follow(self, model: Transformer | Decoder) -> None:
         """The model now has its weights in another precision, and is still the same."""
         self._watch(model)
 
-    def _watch(self, model: Transformer) -> None:
+    def _watch(self, model: Transformer | Decoder) -> None:
         # The model is not kept alive by its twin.
         self._modules = [(holder._modules, name, own) for holder in model.modules() for name, own in _parts(holder)]
         self._weights = [
@@ -54,7 +55,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _in_float32(model: Transformer) -> Transformer:
+def _in_float32(model: Transformer | Decoder) -> Transformer | Decoder:
     """A model of modules and parameters of its own, with the same numbers; those in float32 stand where they stood."""
     known: dict[int, nn.Parameter] = {}
 
@@ -72,5 +73,5 @@ def _in_float32(model: Transformer) -> Transformer:
         return made
 
     made = same(model)
-    assert isinstance(made, Transformer)
+    assert isinstance(made, Transformer | Decoder)
     return made

@@ -5,13 +5,13 @@ from the first position on, and the cache grows again from there.
 Legend: B prompts, W texts of each, N rows (B × W), P pieces of the longest prompt, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from transduce.model.decoder import Decoder
-from transduce.model.fast import exact_projection
+from transduce.model.fast import exact_projection, start_prompts
 from transduce.model.state import DecodingState
 
 
@@ -49,9 +49,14 @@ class ContinuingScorer:
             else:
                 self.room -= 1
         self.has_begun = True
-        logits = self._project(self.state.step(newest))  # (N, 1, V)
+        logits = self._logits(newest)  # (N, 1, V)
         logits = logits.index_fill_(-1, self.never_written, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
+
+    def _logits(self, newest: Tensor) -> Tensor:
+        """(N, 1) to (N, 1, V). Some states project to the vocabulary as well."""
+        of_state: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
+        return self._project(self.state.step(newest)) if of_state is None else of_state(newest)
 
     def reorder(self, parents: Tensor) -> None:
         """Text w now continues what was text parents[b, w]; (B, W)."""
@@ -79,6 +84,5 @@ class ContinuingScorer:
         pad_id = self.model.config.pad_id
         rows = [[*text, *[pad_id] * (longest - len(text))] for text in self.texts]
         lengths = list(map(len, self.texts))
-        return self.model.start(
-            *(torch.tensor(each, device=self.model.source_weight.device) for each in (rows, lengths))
-        )
+        device = self.model.source_weight.device
+        return start_prompts(self.model, *(torch.tensor(each, device=device) for each in (rows, lengths)))

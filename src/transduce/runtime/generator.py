@@ -15,11 +15,13 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
+from transduce.model.fast import decoded_model
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.decoding import build_rules
 from transduce.runtime.folder import read_decoder_folder
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
+from transduce.runtime.precision import precision_of
 from transduce.runtime.summary import summary
 from transduce.runtime.untrusted import read_toml
 from transduce.search.beam import Beam, BeamSearch
@@ -116,8 +118,8 @@ class Generator:
 
     @property
     def precision(self) -> str:
-        """fp32 or bf16."""
-        return "bf16" if self.model.source_weight.dtype == torch.bfloat16 else "fp32"
+        """fp32, bf16 or int8."""
+        return precision_of(self.model)
 
     def __call__(
         self,
@@ -179,14 +181,14 @@ class Generator:
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
         """How probable a text is: every piece of it, given those before it, through windows that overlap by half."""
-        ids = self.prompt_ids(text)
+        ids, model = self.prompt_ids(text), decoded_model(self.model)
         nats, known = 0.0, 1  # the line's end before the text is given
         while known < len(ids):
             start = max(0, known - 1 - self.context // 2)
             stop = min(len(ids), start + self.context + 1)
             inputs = torch.tensor([ids[start : stop - 1]], device=self.device)
             labels = torch.tensor(ids[known:stop], device=self.device)
-            logits = self.model(inputs)[0, known - 1 - start :].float()  # (stop - known, V)
+            logits = model(inputs)[0, known - 1 - start :].float()  # (stop - known, V)
             nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
             known = stop
         return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
@@ -285,7 +287,7 @@ def load_generator(
 
     Args:
         folder: what `transduce train --task language-model` wrote.
-        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
+        precision: "fp32", "bf16", "int8" (on a CPU), or "auto": bf16 where the hardware multiplies it faster.
         device: "cpu", "cuda", or "auto": the GPU where there is one.
         threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
 

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from transduce.errors import TransduceError
 from transduce.model.build import Model
 from transduce.model.encoder import Encoder
-from transduce.model.precision import DTYPES
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
 from transduce.runtime.machine import Precision, detect_machine
+from transduce.runtime.precision import at_precision, check_precision
 from transduce.text.tokenizer import Tokenizer
 
 Placed = TypeVar("Placed", bound=Model)
@@ -30,14 +31,11 @@ def place_model(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    if precision not in ("auto", *DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    check_precision(precision)
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     content = read(folder)
-    dtype = DTYPES[machine.precision if precision == "auto" else precision]
-    content.model.to(device=machine.device, dtype=dtype)  # in place
-    return content
+    return msgspec.structs.replace(content, model=at_precision(content.model, precision, machine))
 
 
 def place_encoder(

@@ -1,16 +1,21 @@
 """What a model computes in: float32, bfloat16, or weights that become 8-bit integers as the model is opened."""
 
+from typing import TypeVar, cast
+
 import torch
 
 from transduce.errors import TransduceError
 from transduce.libraries import return_memory
-from transduce.model.build import EncoderDecoder
+from transduce.model.build import Model
+from transduce.model.decoder import Decoder
 from transduce.model.fast import make_twin, product_maker
-from transduce.model.packed import PackedTransformer
+from transduce.model.packed import Packed
 from transduce.model.precision import DTYPES
 from transduce.model.quantized import quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
+
+_Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(asked: str) -> None:
@@ -23,28 +28,29 @@ def check_precision(asked: str) -> None:
         raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
 
 
-def precision_of(model: EncoderDecoder) -> str:
+def precision_of(model: Model) -> str:
     """fp32, bf16 or int8."""
-    if isinstance(model, PackedTransformer):
+    if isinstance(model, Packed):
         return "int8"
     return "bf16" if model.source_weight.dtype == torch.bfloat16 else "fp32"
 
 
-def at_precision(model: EncoderDecoder, asked: str, machine: Machine) -> EncoderDecoder:
+def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
     """The model where and in what it computes; `auto` is what the machine multiplies fastest without integers.
 
     Raises:
         TransduceError: as `to_eight_bits`.
     """
     if asked == "int8":
-        return to_eight_bits(model, machine.device)
+        return cast(_Model, to_eight_bits(model, machine.device))  # of a class of the model's own
     dtype = DTYPES[machine.precision if asked == "auto" else asked]
     if machine.device == "cpu":
         make_twin(model, dtype)
-    return model.to(device=machine.device, dtype=dtype)
+    model.to(device=machine.device, dtype=dtype)  # in place
+    return model
 
 
-def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
+def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
     """The model with 8-bit weights; it is used up.
 
     Args:
@@ -52,12 +58,14 @@ def to_eight_bits(model: EncoderDecoder, device: str) -> Transformer:
         device: where it is to run.
 
     Raises:
-        TransduceError: the device is a GPU, the model is no Transformer, or PyTorch has no such products here.
+        TransduceError: the device is a GPU, the model does not decode, or PyTorch has no such products here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
-    if not isinstance(model, Transformer):
-        raise TransduceError("Precision `int8` is for Transformers, but this model is of another kind: use `fp32`.")
+    if not isinstance(model, Transformer | Decoder):
+        raise TransduceError(
+            "Precision `int8` is for Transformers that write, but this model is of another kind: use `fp32`."
+        )
     made = quantize(model, make=product_maker())
     return_memory()  # of the weights in float32, several times what is left
     return made

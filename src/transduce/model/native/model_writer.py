@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.native.activations import write_activation
@@ -19,7 +20,6 @@ from transduce.model.native.emit import I8, I32, I64, Emitter, Value
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.products import write_products, write_rounding
 from transduce.model.native.rows import Heads, write_attention
-from transduce.model.transformer import Transformer
 
 ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
 
@@ -52,9 +52,9 @@ class Places(NamedTuple):
     room: Any
     """A number: how many positions any row attends to, and a few more."""
     firsts: Any
-    """The row's first source piece, int64 (N,)."""
+    """The row's first source piece, int64 (N,), or its prompt's."""
     counts: Any
-    """How many source pieces it attends to, int64 (N,)."""
+    """How many source pieces it attends to, int64 (N,). Without a source: how many of its own."""
     memory: Any
     """Keys and values of the source, (layers, S, 2 × G × K)."""
     sources: Any
@@ -125,26 +125,30 @@ class ModelWriter:
         address = k.load(k.at(self.places.weights, self.weights.number_of(tensor), I64), I64)
         return k.at(k.place(address), first_byte, I8)
 
-    def embed(self, model: Transformer) -> None:
-        """The newest pieces; their entries become the last of the lists."""
+    def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
+        """The newest pieces; their entries become the last of the lists. Ragged rows have positions of their own."""
         k, numbers, places = self.k, self.numbers, self.places
+        added, lists = places.added, places.lists
+        if not is_ragged:
+            added, lists = k.at(added, k.times(self.position, self.config.d_model)), k.at(lists, self.position, I32)
         k.call(
             "embed",
             places.ids,
             numbers.rows,
-            k.number(model.config.d_model),
-            self.weight(model.target_weight),
-            k.real(model.target_embedding.scale),
-            k.at(places.added, k.times(self.position, model.config.d_model)),
+            k.number(self.config.d_model),
+            self.weight(weight),
+            k.real(embedding.scale),
+            added,
             places.x,
-            k.at(places.lists, k.sum_of(numbers.length, -1), I32),
+            lists,
             numbers.list_stride,
             numbers.used,
+            places.counts,
             *self.share,
         )
         k.barrier(self.share[1])
-        if model.target_embedding.norm is not None:
-            self.norm(model.target_embedding.norm, places.x, places.x)
+        if embedding.norm is not None:
+            self.norm(embedding.norm, places.x, places.x)
 
     @property
     def position(self) -> Value:
@@ -204,13 +208,13 @@ class ModelWriter:
         k.barrier(self.share[1])
 
     def turn(self, kind: str, x: Value, stride: int, heads: int) -> None:
-        """Heads of rows by their positions, where the model does; in a run, or all at the step's position."""
+        """Heads of rows by their positions, where the model does: in a run, all at the step's, or each at its own."""
         k, places = self.k, self.places
         if not self.config.positions.startswith("rotary"):
             return
         table = k.at(places.turns, k.times(self.position, self.heads.width)) if kind == "all" else places.turns
         sizes = (self.numbers.rows, k.number(stride), k.number(heads))
-        k.call(f"turn_{kind}", x, *sizes, table, places.firsts, *self.share)
+        k.call(f"turn_{kind}", x, *sizes, table, places.counts if kind == "each" else places.firsts, *self.share)
         k.barrier(self.share[1])
 
     def attend(
@@ -282,13 +286,18 @@ class ModelWriter:
         k.barrier(self.share[1])
         return hidden
 
+    def finish(self) -> None:
+        """What the last layer is multiplied by."""
+        k = self.k
+        if self.config.output_scale != 1.0:
+            sizes = (self.numbers.rows, k.number(self.config.d_model))
+            k.call("scale", self.places.x, *sizes, k.real(self.config.output_scale), *self.share)
+            k.barrier(self.share[1])
+
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
         k, places = self.k, self.places
-        if self.config.output_scale != 1.0:
-            factor = k.real(self.config.output_scale)
-            k.call("scale", places.x, self.numbers.rows, k.number(output.width), factor, *self.share)
-            k.barrier(self.share[1])
+        self.finish()
         self.product("store", output, self.round(places.x, output), places.logits)
         if not output.is_refined:
             return

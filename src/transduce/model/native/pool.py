@@ -1,6 +1,6 @@
 """Keys and values of the pieces that hypotheses have so far, and what drops those that nobody continues.
 
-Legend: N hypotheses, t pieces of each, H heads, K width of a head's keys and of its values.
+Legend: N hypotheses, t pieces of each, G heads of keys and values, K width of a head's keys and of its values.
 """
 
 from functools import cache
@@ -18,9 +18,9 @@ _LEAST_ROOM = 256  # entries, however few hypotheses there are
 class Pool:
     """Keys and values of pieces, whatever hypotheses they belong to."""
 
-    def __init__(self, layers: int, rows: int, width: int) -> None:
-        """With room for some steps of so many hypotheses, whose entries are 2 × H × K wide."""
-        self.entries = torch.empty(layers, _room_for(rows), width)
+    def __init__(self, layers: int, rows: int, width: int, *, more: int = 0) -> None:
+        """With room for some steps of so many hypotheses, and for more entries, which are 2 × G × K wide."""
+        self.entries = torch.empty(layers, more + _room_for(rows), width)
         self.used = 0
 
     def has_room(self, count: int) -> bool:

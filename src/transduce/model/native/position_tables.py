@@ -71,20 +71,22 @@ class GrowingTables:
 
 
 def write_turning(k: Emitter, heads: Heads, *, interleaved: bool) -> None:
-    """`turn_run` and `turn_all(x, N, stride, heads, table, firsts, thread, threads)`: heads of rows, in place.
+    """`turn_run`, `turn_all` and `turn_each(x, N, stride, heads, table, numbers, thread, threads)`: heads, in place.
 
-    Row n is at position n - firsts[n]; of `turn_all` every row is at the table's first position. Pairs of dimensions
-    are neighbours, or stand K / 2 apart. K is a multiple of two vectors.
+    Row n is at position n - numbers[n]; of `turn_all` at the table's first position; of `turn_each` at numbers[n] - 1.
+    Pairs of dimensions are neighbours, or stand K / 2 apart. K is a multiple of two vectors.
     """
-    for kind in ("run", "all"):
+    for kind in ("run", "all", "each"):
         kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
-        with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, firsts, *share):
+        with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
             first, last = k.share(k.times(rows, count), *share)
             with k.loop(first, last) as number:
                 row, head = k.build.sdiv(number, count), k.build.srem(number, count)
                 position = k.number(0)
                 if kind == "run":
-                    position = k.build.sub(row, k.load(k.at(firsts, row, I64), I64))
+                    position = k.build.sub(row, k.load(k.at(numbers, row, I64), I64))
+                elif kind == "each":
+                    position = k.sum_of(k.load(k.at(numbers, row, I64), I64), -1)
                 angles = k.at(table, k.times(position, heads.width))
                 place = k.at(x, k.sum_of(k.times(row, stride), k.times(head, heads.width)))
                 _turn(k, heads.width, place, angles, interleaved=interleaved)

@@ -38,21 +38,24 @@ def exponential(k: Emitter, x: Value, *, keeps_nan: bool = False) -> Value:
     return k.build.select(k.build.fcmp_unordered("uno", given, given), given, found) if keeps_nan else found
 
 
-def write_embedding(k: Emitter) -> None:
-    """`embed(ids, N, D, table, scale, added, x, lists, list stride, entry, thread, threads)`.
+def write_embedding(k: Emitter, *, is_ragged: bool) -> None:
+    """`embed(ids, N, D, table, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
     Rows of a table times a number, plus what is added to all; and the next entry of each row's list, from `entry` on.
+    Where they are ragged, row n is at position counts[n] - 1 of its list, and of what is added.
     """
-    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, I64, I64)
-    with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, entry, *share):
+    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
+    with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, *others):
+        entry, counts, *share = others
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
             number = k.build.trunc(k.sum_of(entry, row), I32)
-            k.store(number, k.at(lists, k.times(row, list_stride), I32))
+            position = k.sum_of(k.load(k.at(counts, row, I64), I64), -1) if is_ragged else k.number(0)
+            k.store(number, k.at(lists, k.sum_of(k.times(row, list_stride), position), I32))
             here = k.at(table, k.times(k.load(k.at(ids, row, I64), I64), width))
-            there = k.at(x, k.times(row, width))
+            there, term = k.at(x, k.times(row, width)), k.at(added, k.times(position, width))
             with k.loop(0, width, k.lanes) as column:
-                value = k.madd(k.load_floats(here, column), k.splat(scale), k.load_floats(added, column))
+                value = k.madd(k.load_floats(here, column), k.splat(scale), k.load_floats(term, column))
                 k.store(value, k.at(there, column))
 
 
@@ -158,7 +161,8 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> 
     `attend_run(queries, query stride, keys, values, stride, firsts, counts, 0, near, near stride, N, out, scores, room,
     thread, threads)`: row n attends to counts[n] entries from firsts[n] on.
     `attend_list(queries, …, stride, lists, count, list stride, near, …)`: row n attends to the entries of its list of
-    32-bit numbers; all lists are equally long, and the row is at their last position.
+    32-bit numbers; all lists are equally long, and the row is at their last position. `attend_lists` likewise, with
+    counts of their own.
     scores: room for L + lanes numbers for each thread. `near_…` adds, for each head, what stands in its row of `near`
     at the distance from the row's position to the key's.
 
@@ -185,7 +189,8 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> 
                 start, count = (k.load(k.at(each, row, I64), I64) for each in (first_of, count_of))
                 listed, position = first_of, k.build.sub(row, start)
             else:
-                start, count = k.number(0), k.load(count_of, I64)
+                of_row = row if kind == "lists" else k.number(0)
+                start, count = k.number(0), k.load(k.at(count_of, of_row, I64), I64)
                 listed, position = k.at(first_of, k.times(row, list_stride), I32), k.sum_of(count, -1)
             bias = near
             if is_biased:

@@ -16,7 +16,8 @@ from transduce.model.native.engine import Program
 from transduce.model.native.model_writer import Places
 from transduce.model.native.reductions import SelectPlaces, room_to_select
 from transduce.model.native.search_program import SearchPlaces, search_program
-from transduce.model.native.state import NativeState, Scratch
+from transduce.model.native.state import NativeState
+from transduce.model.native.steps import Scratch
 from transduce.model.native.tile import MOST_LANES
 
 _LEAST_PIECES = 64  # a block of them
@@ -72,7 +73,7 @@ class NativeSearch:
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._rough = Arena(self._rough_arrays())
         self._addresses = self._zeroed.addresses | self._rough.addresses
-        self.known, self.tables = state.programs.target_positions.until(0)
+        self.known, self.tables = state.programs.step_positions.until(0)
         self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
         self._begin()
@@ -199,7 +200,7 @@ class NativeSearch:
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
         if position >= self._numbers["positions"]:
-            self.known, self.tables = self.state.programs.target_positions.until(position)
+            self.known, self.tables = self.state.programs.step_positions.until(position)
             self._numbers["positions"] = self.known
             for name, address in self.tables.addresses().items():
                 self._step[name] = address
