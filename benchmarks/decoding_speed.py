@@ -219,7 +219,9 @@ class Best(NamedTuple):
     value: float
 
 
-def best_rate(answers: Answers, engine: str, beam_size: int, clock: str, form: str | None = None) -> Best:
+def best_rate(
+    answers: Answers, engine: str, beam_size: int, clock: str, form: str | None = None, *, least_batch: int = 2
+) -> Best:
     """Output pieces a second of the best form, or of this one, at the best batch size."""
     rates = {
         f"{contender.engine} {contender.form}, batch {order.batch_size}": statistics.median(
@@ -228,7 +230,7 @@ def best_rate(answers: Answers, engine: str, beam_size: int, clock: str, form: s
         for (contender, order), rows in answers.items()
         if contender.engine == engine
         and order.beam_size == beam_size
-        and order.batch_size > 1
+        and order.batch_size >= least_batch
         and form in (None, contender.form)
     }
     name = max(rates, key=lambda each: rates[each])

@@ -1,6 +1,7 @@
 """Sampling: pieces come as often as they should, and a sentence's draws are its own."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,25 @@ def test_the_likeliest_k_share_the_probability() -> None:
 def test_the_nucleus_is_the_least_set_that_reaches_p() -> None:
     assert shares(first_pieces(top_p=0.5)) == [0.0, 1.0, 0.0, 0.0]
     assert shares(first_pieces(top_p=0.51)) == pytest.approx([0.0, 0.5 / 0.8, 0.3 / 0.8, 0.0], abs=0.02)
+
+
+@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 40}, {"top_k": 40, "top_p": 0.5}])
+def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any]) -> None:
+    """By all pieces in order; flat and sharp distributions, each row alone and beside the others."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, 50, 3000, generator=generator) * torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 9.0])[:, None, None]
+    uniform = torch.rand(6, 50, generator=generator)
+    found = draw(logits, uniform, **cuts)
+    for row in range(6):
+        assert torch.equal(draw(logits[row : row + 1, :9], uniform[row : row + 1, :9], **cuts)[0], found[row, :9])
+    probabilities, order = logits.double().softmax(dim=-1).sort(dim=-1, descending=True)
+    probabilities[..., cuts.get("top_k", 3000) :] = 0.0
+    before = probabilities.cumsum(dim=-1) - probabilities
+    probabilities[before >= cuts.get("top_p", 1.0)] = 0.0
+    cumulated = probabilities.cumsum(dim=-1)
+    passed = cumulated > (uniform * cumulated[..., -1])[..., None]
+    expected = order.gather(-1, passed.int().argmax(dim=-1, keepdim=True))[..., 0]
+    assert (found == expected).float().mean() > 0.99  # float32 may pass a number one piece later
 
 
 def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transduce.model.decoder import Decoder
 from transduce.model.fast import exact_projection, start_prompts
 from transduce.model.state import DecodingState
+from transduce.runtime.kernels import install_kernels
 
 
 class ContinuingScorer:
@@ -29,6 +30,7 @@ class ContinuingScorer:
             context: pieces that the model sees at a time.
             never_written: pieces that no text goes on with.
         """
+        install_kernels()
         self.model = model
         self._project = exact_projection(model)
         self.context = context

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from transduce.search.settings import SamplingSettings
 
+_LIKELY = 32  # pieces that are put in order at first; few drawings need more
+_GROWTH = 16  # and those so many times as many, then all
+
 
 class Draw:
     """Chooses pieces at random. Log-probabilities stay the model's own, before temperature and cuts."""
@@ -53,11 +56,35 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0)
     Returns:
         Pieces, (B, W).
     """
-    width = logits.shape[-1] if top_k == 0 else min(top_k, logits.shape[-1])
-    probabilities, pieces = logits.softmax(dim=-1).topk(width, dim=-1)  # (B, W, top_k), sorted
-    cumulated = probabilities.cumsum(dim=-1)
-    # A piece stays while those before it have not reached top_p: the first always does.
-    probabilities = probabilities * (cumulated - probabilities < top_p)
-    cumulated = probabilities.cumsum(dim=-1)
-    passed = cumulated > (uniform * cumulated[..., -1])[..., None]
-    return pieces.gather(-1, passed.to(torch.int8).argmax(dim=-1, keepdim=True))[..., 0]
+    probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
+    bounds, most = uniform.flatten(), probabilities.shape[1]
+    count = min(top_k or _LIKELY, most)
+    pieces, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
+    while not bool(is_certain.all()):  # what a row draws must not depend on the others
+        left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, most)
+        pieces[left], is_certain[left] = _draw_among(
+            probabilities[left], bounds[left], count, top_p, is_all=count == most
+        )
+    return pieces.view(uniform.shape)
+
+
+def _draw_among(
+    probabilities: Tensor, uniform: Tensor, count: int, top_p: float, *, is_all: bool
+) -> tuple[Tensor, Tensor]:
+    """The piece of each row (N, V) among the likeliest, and whether it is drawn whatever the others are; (N,) both."""
+    values, pieces = probabilities.topk(count, dim=-1)  # sorted
+    cumulated = values.cumsum(dim=-1)
+    is_certain = torch.ones_like(uniform, dtype=torch.bool)
+    if top_p < 1.0:
+        if not is_all:
+            is_certain = cumulated[:, -1] >= top_p
+        # A piece stays while those before it have not reached top_p: the first always does.
+        cumulated = (values * (cumulated - values < top_p)).cumsum(dim=-1)
+        total = cumulated[:, -1]
+    elif is_all:
+        total = cumulated[:, -1]
+    else:
+        total = probabilities.sum(dim=-1)
+        is_certain = uniform * total < cumulated[:, -1]
+    place = torch.searchsorted(cumulated, (uniform * total)[:, None], right=True).clamp_max(count - 1)
+    return pieces.gather(1, place)[:, 0], is_certain

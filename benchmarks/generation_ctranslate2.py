@@ -1,0 +1,30 @@
+"""CTranslate2 as a worker of generation_speed.py, in an environment of its own; imports nothing of ours."""
+
+import ctranslate2
+from decoding_worker import read_plan, resident_bytes, serve
+
+
+def main() -> None:
+    """Goes on."""
+    plan, prompts = read_plan()
+    bare = resident_bytes()
+    generator = ctranslate2.Generator(
+        plan.folder, device="cpu", compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
+    )
+    pieces = prompts["pieces"]
+
+    def decode(places: list[int], _beam_size: int) -> int:
+        found = generator.generate_batch(
+            [pieces[place] for place in places],
+            beam_size=1,
+            max_length=plan.longest,
+            min_length=plan.longest,
+            include_prompt_in_result=False,
+        )
+        return sum(len(result.sequences_ids[0]) for result in found)
+
+    serve(decode, len(pieces), bare)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""transduce as a worker of generation_speed.py."""
+
+import torch
+from decoding_worker import read_plan, resident_bytes, serve
+
+from transduce.model.fast import has_kernels
+from transduce.runtime.continuing import ContinuingScorer
+from transduce.runtime.generator import load_generator
+from transduce.search.greedy import greedy_search
+
+
+def main() -> None:
+    """Goes on."""
+    plan, prompts = read_plan()
+    has_kernels()  # opens LLVM's library, where it is installed
+    bare = resident_bytes()
+    generator = load_generator(plan.folder, precision=plan.form, threads=plan.threads, device="cpu")
+    ids, context = prompts["ids"], generator.context
+
+    @torch.inference_mode()
+    def decode(places: list[int], _beam_size: int) -> int:
+        scorer = ContinuingScorer(generator.model, [ids[place] for place in places], context=context, never_written=())
+        longest = torch.full((len(places),), plan.longest)
+        found = greedy_search(scorer, start_id=0, eos_id=-1, longest=longest)  # nothing ends a text
+        return sum(len(best.ids) for best, *_ in found)
+
+    serve(decode, len(ids), bare)
+
+
+if __name__ == "__main__":
+    main()

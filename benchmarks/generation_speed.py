@@ -1,0 +1,137 @@
+"""How fast does a GPT go on with texts, beside CTranslate2 and Hugging Face's `generate`?
+
+    python benchmarks/generation_speed.py                    # trains two models for ten minutes each first
+    python benchmarks/generation_speed.py --quick            # a small model trained for a minute
+    python benchmarks/generation_speed.py --isa avx2         # without AVX-512
+    python benchmarks/generation_speed.py --json rows.json   # the figures as a list of rows; `-` for standard output
+
+Models of GPT-2's bricks that learn novels of Project Gutenberg. The same weights go on with the same prompts of 32
+pieces, by 128 pieces and greedily, one text at a time and 16 side by side. Every engine in each of its forms is a
+process of its own; they take turns, the median over the rounds counts, and of each engine its best form; one that is
+far behind in the first round is not asked again. Models are kept in models/generation-speed.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from decoding_speed import ISA, OWN_FORMS, PEERS, Answers, Contender, Worker, best_rate, measure, to_ctranslate2
+from decoding_worker import Order, Plan
+from environments import peer_python, pinned
+from report import REPOSITORY, Row, data_folder, machine, parser, report
+
+from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.machine import detect_machine
+from transduce.text.files import read_lines
+
+SIZES = {
+    "6 x 512": {"num_decoder_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8},
+    "4 x 128": {"num_decoder_layers": 4, "d_model": 128, "d_ff": 512, "num_heads": 4},
+}
+TRAINED_ON = ("emma", "pride-and-prejudice", "great-expectations", "middlemarch")
+PROMPTS_FROM = "sense-and-sensibility"
+PROMPT, NEW, CONTEXT = 32, 128, 256
+CONTENDERS = [
+    *(Contender("transduce", "generation_ours.py", form) for form in OWN_FORMS),
+    *(Contender("CTranslate2", "generation_ctranslate2.py", form) for form in ("float32", "int8", "bfloat16")),
+    *(
+        Contender("Hugging Face", "generation_transformers.py", f"{precision} {attention}")
+        for precision in ("fp32", "bf16")
+        for attention in ("sdpa", "eager")
+    ),
+]
+
+
+def train(name: str, minutes: float) -> Path:
+    """The folder of a trained model, which is trained first where there is none."""
+    folder = REPOSITORY / "models" / "generation-speed" / f"{name.replace(' ', '')}-{minutes:g}min"
+    if (folder / "finished.txt").exists():
+        return folder
+    settings = {
+        **{f"model.{key}": value for key, value in SIZES[name].items()},
+        "tokenizer.vocabulary_size": 8_000,
+        "task.context": CONTEXT,
+    }
+    command = [sys.executable, "-m", "transduce", "train", "--task", "language-model", "--resume"]
+    command += ["--out", str(folder), "--minutes", str(minutes)]
+    command += [f"--source={data_folder() / 'gutenberg' / f'{book}.txt.gz'}" for book in TRAINED_ON]
+    command += [f"--set={key}={value}" for key, value in settings.items()]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    (folder / "finished.txt").write_text("", encoding="utf-8")
+    return folder
+
+
+def write_prompts(generator: Generator, count: int, path: Path) -> None:
+    """Ids and pieces of the beginnings of paragraphs that the model has not read."""
+    text = " ".join(read_lines(data_folder() / "gutenberg" / f"{PROMPTS_FROM}.txt.gz"))
+    vocabulary = generator.vocabulary
+    ids = vocabulary.encode_batch([text])[0]
+    rows = [ids[first : first + PROMPT] for first in range(1000, len(ids) - PROMPT, len(ids) // (count + 2))][:count]
+    path.write_text(json.dumps({"ids": rows, "pieces": [vocabulary.pieces(row) for row in rows]}), encoding="utf-8")
+
+
+def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str], *, rounds: int) -> Answers:
+    """All contenders on one model."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        generator = load_generator(folder, device="cpu", threads=threads)
+        prompts = Path(scratch) / "prompts.json"
+        write_prompts(generator, 16, prompts)
+        converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
+        workers = []
+        for contender in CONTENDERS:
+            own = converted if contender.engine == "CTranslate2" else folder
+            plan = Plan(str(own), str(prompts), contender.form, threads, NEW, 0.0)
+            interpreter = Path(sys.executable) if contender.engine == "transduce" else python
+            workers.append(Worker(contender, plan, interpreter, environment))
+            stack.callback(workers[-1].close)
+        return {
+            found: rows
+            for order in (Order(1, 1, 4), Order(1, 16, 16))
+            for found, rows in measure(workers, [order], rounds).items()
+        }
+
+
+def speed_rows(name: str, answers: Answers) -> list[Row]:
+    """Ours in each form against the best of each peer."""
+    rows = []
+    for batch, what in ((1, "one text at a time"), (16, "16 texts")):
+        own = {key: value for key, value in answers.items() if key[1].batch_size == batch}
+        peers = [engine for engine in ("CTranslate2", "Hugging Face") if any(key[0].engine == engine for key in own)]
+        for form in OWN_FORMS:
+            ours = best_rate(own, "transduce", 1, "", form, least_batch=1)
+            for engine in peers:
+                peer = best_rate(own, engine, 1, "", least_batch=1)
+                ratio = ours.value / peer.value
+                title = f"{name}, {what} ({ours.name})"
+                rows.append(Row(title, ours.value, "pieces/s", peer=peer.name, peer_value=peer.value, ratio=ratio))
+    return rows
+
+
+def main() -> int:
+    """Measures and reports."""
+    options = parser(__doc__)
+    options.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES))
+    options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
+    options.add_argument("--minutes", type=float, default=10.0, help="of training each model")
+    options.add_argument("--verbose", action="store_true", help="show what the engines print")
+    said: Any = options.parse_args()
+    print(machine(), file=sys.stderr)
+    threads = detect_machine("cpu", said.threads).threads
+    python = peer_python("exchange", [pinned(name) for name in PEERS])
+    rows: list[Row] = []
+    for size in ["4 x 128"] if said.quick else said.size:
+        folder = train(size, 1.0 if said.quick else said.minutes)
+        for isa in said.isa:
+            answers = run_all(folder, python, threads, ISA[isa], rounds=1 if said.quick else said.rounds)
+            rows += speed_rows(f"{size}, {isa}", answers)
+    return report(rows, said.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
