@@ -1,5 +1,7 @@
 """Hugging Face's `generate` as a worker of generation_speed.py, in an environment of its own."""
 
+from typing import Any
+
 import torch
 from decoding_worker import read_plan, resident_bytes, serve
 from transformers import AutoModelForCausalLM
@@ -12,7 +14,8 @@ def main() -> None:
     bare = resident_bytes()
     precision, attention = plan.form.split()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention)
+    # The library's own types do not let `generate` be called.
+    model: Any = AutoModelForCausalLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention)
     model.eval()
     ids = prompts["ids"]
 
