@@ -10,7 +10,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.model import fast
 from transduce.model.config import ModelConfig
-from transduce.model.fast import decoded_model, make_twin, start_fast
+from transduce.model.fast import decoded_model, make_twin, start_fast, temporary_twin
 from transduce.model.flat import FlatState
 from transduce.model.layers import DecoderLayer
 from transduce.model.native.engine import find_float_tile, find_tile
@@ -240,6 +240,20 @@ def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatc
     for most, state in ((size, NativeState), (size - 1, FlatState)):
         monkeypatch.setattr(fast, "_MOST_TWIN_BYTES", most)
         assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_a_temporary_twin_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
+    _, model = build(torch.float32)
+    model.to(dtype)
+    assert isinstance(start_fast(model, SOURCES), FlatState)
+    with temporary_twin(model):
+        state = start_fast(model, SOURCES)
+        assert isinstance(state, NativeState)
+    expected = FlatState(model.float(), SOURCES).step(torch.full((len(SOURCES), 1), 7))
+    torch.testing.assert_close(state.step(torch.full((len(SOURCES), 1), 7)), expected, rtol=0.05, atol=0.05)
+    assert isinstance(start_fast(model, SOURCES), FlatState)
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 
 import importlib.metadata
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -42,6 +43,7 @@ __all__ = [
     "product_maker",
     "start_fast",
     "start_prompts",
+    "temporary_twin",
     "why_no_kernels",
 ]
 
@@ -162,13 +164,30 @@ def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
         model: in float32. It gets this type.
         dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
     """
-    make = _make_floats(model, dtype) if _is_for_kernels(model) and has_kernels() else None
-    if make is None or not _is_for_kernels(model):
-        model.to(dtype)
-        return
-    twin = _TWINS[model] = Twin(model, make)
+    twin = _twin_of(model, dtype)
     model.to(dtype)
-    twin.follow(model)
+    if twin is not None:
+        twin.follow(model)
+        _TWINS[model] = twin
+
+
+@contextmanager
+def temporary_twin(model: nn.Module) -> Iterator[None]:
+    """The same for a model that has its type already, for as long as the block takes."""
+    twin = _twin_of(model, next(model.parameters()).dtype)
+    if twin is not None:
+        _TWINS[model] = twin
+    try:
+        yield
+    finally:
+        _TWINS.pop(model, None)
+
+
+def _twin_of(model: nn.Module, dtype: torch.dtype) -> Twin | None:
+    if not _is_for_kernels(model) or not has_kernels():
+        return None
+    make = _make_floats(model, dtype)
+    return None if make is None else Twin(model, make)
 
 
 def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:

@@ -31,11 +31,11 @@ class Twin:
             self._watch(model)
         return self._packed
 
-    def follow(self, model: Transformer | Decoder) -> None:
+    def follow(self, model: nn.Module) -> None:
         """The model now has its weights in another precision, and is still the same."""
         self._watch(model)
 
-    def _watch(self, model: Transformer | Decoder) -> None:
+    def _watch(self, model: nn.Module) -> None:
         # The model is not kept alive by its twin.
         self._modules = [(holder._modules, name, own) for holder in model.modules() for name, own in _parts(holder)]
         self._weights = [

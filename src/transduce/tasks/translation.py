@@ -20,6 +20,7 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, score, words_a_line
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.fast import temporary_twin
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.runtime.parts import LONGEST_SOURCE
@@ -118,7 +119,8 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
-        translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
+        with temporary_twin(self.model):
+            translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Other samples at each validation, the same ones in every run.
         shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
