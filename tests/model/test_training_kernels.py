@@ -19,6 +19,7 @@ from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, pa
 from transduce.model.native.engine import find_tile
 from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
+from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy
 
@@ -34,7 +35,7 @@ PAD = 0
 
 @pytest.fixture(autouse=True, params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine", "fused_attention", "fused_linear", "fused_rows"):
+    for module in ("engine", "fused_attention", "fused_linear", "fused_rows", "fused_turning"):
         monkeypatch.setattr(f"transduce.model.native.{module}.find_tile", lambda: request.param)
 
 
@@ -146,6 +147,43 @@ def test_layer_norm(dtype: torch.dtype, width: int) -> None:
     assert_near(found, wanted)
     for gradient, known in zip(gradients, torch.autograd.grad(wanted, wide, slope.double()), strict=True):
         assert_near(gradient, known)
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [16, 48, 128])
+def test_rms_norm(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(4)
+    x, weight = given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,))]
+    assert KERNELS.suits_rows(x)
+    found = KERNELS.rms_norm(x, weight, 1e-5)
+    slope = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, given, slope)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    wanted = F.rms_norm(wide[0], (width,), wide[1], 1e-5)
+    assert_near(found, wanted)
+    for gradient, known in zip(gradients, torch.autograd.grad(wanted, wide, slope.double()), strict=True):
+        assert_near(gradient, known)
+
+
+@DTYPES
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize(("heads", "width", "columns"), [(4, 32, 192), (3, 64, 192), (1, 96, 112)])
+def test_turning(dtype: torch.dtype, interleaved: bool, heads: int, width: int, columns: int) -> None:
+    torch.manual_seed(4)
+    x = torch.randn(3, 7, columns).to(dtype).requires_grad_()
+    rotation = RotaryPositions(width, interleaved=interleaved)(torch.arange(7), torch.float32, 7)
+    assert KERNELS.suits_turning(x, width)
+    found = KERNELS.turn(x, rotation, heads)
+    slope = torch.randn_like(found)
+    (gradient,) = torch.autograd.grad(found, x, slope)
+    wide = x.detach().float().requires_grad_()
+    by_head = wide[..., : heads * width].unflatten(-1, (heads, width)).transpose(1, 2)  # (B, H, T, K)
+    turned = rotation.apply(by_head).transpose(1, 2).flatten(2)
+    wanted = torch.cat([turned, wide[..., heads * width :]], dim=-1)
+    assert_near(found, wanted)
+    assert_near(gradient, torch.autograd.grad(wanted, wide, slope.float())[0])
+    with pytest.raises(ValueError, match="are not in"):
+        KERNELS.turn(x, rotation, columns // width + 1)
 
 
 @DTYPES
@@ -261,13 +299,13 @@ class Counting:
         return use
 
 
-# The settings; then how often attention, LayerNorm, dropout and products with a matrix are computed by kernels in a
+# The settings; then how often attention, norms, dropout and products with a matrix are computed by kernels in a
 # pass of two and two layers.
 DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
     ({}, (6, 12, 12, 22)),
     ({"norm_order": "post"}, (6, 10, 12, 22)),
-    ({"norm": "rms"}, (6, 0, 12, 22)),
-    ({"positions": "rotary"}, (2, 12, 12, 22)),
+    ({"norm": "rms"}, (6, 12, 12, 22)),
+    ({"positions": "rotary"}, (6, 12, 12, 22)),
     ({"positions": "relative"}, (2, 12, 12, 22)),
     ({"num_key_value_heads": 1}, (0, 12, 12, 22)),
     ({"attention_dropout": 0.1}, (0, 12, 12, 22)),
@@ -284,7 +322,9 @@ def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, i
     counting = Counting()
     with training_with(counting):
         learn(model, *batch(model.config.pad_id), 0.1)
-    assert tuple(counting.used[name] for name in ("attend", "layer_norm", "drop_and_add", "linear")) == wanted
+    counting.used["norms"] = counting.used["layer_norm"] + counting.used["rms_norm"]
+    assert tuple(counting.used[name] for name in ("attend", "norms", "drop_and_add", "linear")) == wanted
+    assert counting.used["turn"] == (4 if settings.get("positions") == "rotary" else 0)
     assert counting.used["softmax_"] == 1
     assert counting.used["embed"] == (2 if wanted[1:] != (0, 0, 0) else 0)
 
@@ -318,6 +358,7 @@ ALIKE: list[dict[str, object]] = [
     {"norm_order": "post"},
     {"norm": "rms"},
     {"positions": "rotary"},
+    {"positions": "rotary-interleaved", "norm": "rms", "d_k": 64, "d_v": 64},
     {"activation": "gelu"},
     {"bias": False},
 ]

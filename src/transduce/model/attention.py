@@ -14,7 +14,7 @@ from transduce.model.dropout import Dropout
 from transduce.model.fused import Rows, training_kernels
 from transduce.model.linear import Linear, linear
 from transduce.model.masks import AttentionMask, LookAheadMask
-from transduce.model.positions import EVERYWHERE, Reach
+from transduce.model.positions import EVERYWHERE, Reach, Rotation
 from transduce.model.scores import Attend, ScoredAttention, build_score
 from transduce.model.window import Window, attend_in_window
 
@@ -84,8 +84,8 @@ class MultiHeadAttention(nn.Module):
         Returns:
             (B, Q, D).
         """
-        if weights_to is None and cache is None and reach.rotation is None:
-            joined = self._attend_fused(x, memory, mask)
+        if weights_to is None and cache is None:
+            joined = self._attend_fused(x, memory, mask, reach.rotation)
             if joined is not None:
                 return self.output(joined)  # type: ignore[no-any-return]
         if memory is None:
@@ -121,10 +121,14 @@ class MultiHeadAttention(nn.Module):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
         return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
 
-    def _attend_fused(self, x: Tensor, memory: Tensor | None, mask: AttentionMask | Window | None) -> Tensor | None:
+    def _attend_fused(
+        self, x: Tensor, memory: Tensor | None, mask: AttentionMask | Window | None, rotation: Rotation | None
+    ) -> Tensor | None:
         """Context by kernels of our own, (B, Q, H × V), where there are some that do just this."""
         kernels, num_keys = training_kernels(), (x if memory is None else memory).shape[1]
         if kernels is None or not self._is_plain or not kernels.suits_attention(x, num_keys, self.d_k):
+            return None
+        if rotation is not None and (rotation.cosine.dim() > 2 or not kernels.suits_turning(x, self.d_k)):
             return None
         lengths = None
         if memory is not None or not isinstance(mask, LookAheadMask):
@@ -134,7 +138,10 @@ class MultiHeadAttention(nn.Module):
                 return None
             lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
-            return kernels.attend(self.projection(x), None, lengths, self.num_heads)
+            projected = self.projection(x)
+            if rotation is not None:
+                projected = kernels.turn(projected, rotation, 2 * self.num_heads)
+            return kernels.attend(projected, None, lengths, self.num_heads)
         return kernels.attend(self._queries(x), self._keys_and_values(memory), lengths, self.num_heads)
 
     @property

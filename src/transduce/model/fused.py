@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from transduce.model.positions import Rotation
+
 _SUM = "sum_of_gradients"
 
 
@@ -99,6 +101,15 @@ class TrainingKernels(SquareProducts, Protocol):
             (B, Q, H × K).
         """
 
+    def suits_turning(self, x: Tensor, width: int) -> bool:
+        """Whether `turn` takes heads of this width, in x's kind of numbers, on its device."""
+
+    def turn(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+        """The first heads of each row turned by their positions, the rest as it is: (B, T, C) to (B, T, C).
+
+        The rotation is the same for all of a batch, (T, K / 2).
+        """
+
     def suits_rows(self, x: Tensor) -> bool:
         """Whether the kernels from here to `add_rows_in_place` take rows of this width, in x's kind, on its device."""
 
@@ -107,6 +118,9 @@ class TrainingKernels(SquareProducts, Protocol):
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """(x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """x / √(mean of x² + ε) · weight over the last dimension: (…, D) to (…, D)."""
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """What the rows of x, (N, D), add up to, float32, (D,); of whatever `suits_rows` takes."""

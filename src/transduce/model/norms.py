@@ -69,12 +69,23 @@ class LayerNorm(nn.LayerNorm):
         return kernels.layer_norm(input, self.weight, self.bias, self.eps)
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean of x² + ε) · weight over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor of any shape that ends in D, to one of the same shape."""
+        kernels = training_kernels()
+        if kernels is None or self.eps is None or not kernels.suits_rows(x):
+            return super().forward(x)
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
 def build_norm(config: ModelConfig) -> nn.Module:
     """The norm that the configuration names. All but BatchNorm see each position by itself."""
     if config.norm == "batch":
         return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_epsilon)
+        return RMSNorm(config.d_model, eps=config.norm_epsilon)
     return LayerNorm(config.d_model, eps=config.norm_epsilon)
 
 

@@ -1,4 +1,4 @@
-"""Dropout, LayerNorm, softmax and sums in machine code, as PyTorch's automatic differentiation sees them.
+"""Dropout, norms, softmax and sums in machine code, as PyTorch's automatic differentiation sees them.
 
 Legend: N rows, D model width, V vocabulary.
 """
@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.model.native.emit import F32, I16
-from transduce.model.native.engine import Program, compile_programs, find_tile, float_bits, new_emitter, own_tile
+from transduce.model.native.engine import (
+    Program,
+    address_of,
+    compile_programs,
+    find_tile,
+    float_bits,
+    new_emitter,
+    own_tile,
+)
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_rows import (
     AddPlaces,
@@ -50,7 +58,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
     for each in (weight, bias):
         if (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{_describe(each)} cannot be the weight or bias of a norm of {_describe(x)}")
-    found: Tensor = _LayerNorm.apply(x, weight.contiguous(), bias.contiguous(), epsilon)  # type: ignore[no-untyped-call]
+    found: Tensor = _Norm.apply(x, weight.contiguous(), bias.contiguous(), epsilon)  # type: ignore[no-untyped-call]
+    return found
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    if (weight.shape, weight.dtype) != (x.shape[-1:], x.dtype):
+        raise ValueError(f"{_describe(weight)} cannot be the weight of a norm of {_describe(x)}")
+    found: Tensor = _Norm.apply(x, weight.contiguous(), None, epsilon)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -117,29 +133,32 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
     return out
 
 
-class _LayerNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
+    """LayerNorm; without a bias RMSNorm."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
         out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
-        _run_norm("norm", (x, weight, bias), epsilon, sums, out)
+        _run_norm("rms" if bias is None else "norm", (x, weight, bias), epsilon, sums, out)
         ctx.save_for_backward(x, weight, bias, sums)
         ctx.epsilon = epsilon
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight, bias, sums = ctx.saved_tensors
         out = torch.empty_like(x)
         shares = torch.zeros(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        _run_norm("norm_back", (x, weight, bias), ctx.epsilon, sums, out, (gradients[0].contiguous(), shares))
+        name = "rms_back" if bias is None else "norm_back"
+        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, out, (gradients[0].contiguous(), shares))
         by_weight, by_bias = shares.sum(dim=0).to(weight.dtype)
-        return out, by_weight, by_bias, None
+        return out, by_weight, None if bias is None else by_bias, None
 
 
 def _run_norm(
     name: str,
-    given: tuple[Tensor, Tensor, Tensor],
+    given: tuple[Tensor, Tensor, Tensor | None],
     epsilon: float,
     sums: Tensor,
     out: Tensor,
@@ -150,7 +169,7 @@ def _run_norm(
     places = NormPlaces(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
-        bias=bias.data_ptr(),
+        bias=address_of(bias),
         rows=len(sums),
         width=x.shape[-1],
         epsilon=float_bits(epsilon),

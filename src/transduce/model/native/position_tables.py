@@ -4,13 +4,13 @@ Legend: N rows, T positions, D model width, H heads, K width of a head's queries
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.model.native.emit import I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F32, I64, POINTER, Emitter, Value
 from transduce.model.native.rows import Heads
 from transduce.model.stack import StackPositions
 
@@ -89,16 +89,18 @@ def write_turning(k: Emitter, heads: Heads, *, interleaved: bool) -> None:
                     position = k.sum_of(k.load(k.at(numbers, row, I64), I64), -1)
                 angles = k.at(table, k.times(position, heads.width))
                 place = k.at(x, k.sum_of(k.times(row, stride), k.times(head, heads.width)))
-                _turn(k, heads.width, place, angles, interleaved=interleaved)
+                turn_head(k, heads.width, (place, place), angles, interleaved=interleaved)
 
 
-def _turn(k: Emitter, width: int, place: Value, angles: Value, *, interleaved: bool) -> None:
-    """A head's dimensions."""
-    half = width // 2
+def turn_head(
+    k: Emitter, width: int, places: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+) -> None:
+    """A head's dimensions, of this kind of numbers, from one place to another; angles are float32."""
+    half, (source, target) = width // 2, places
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
-        first, second = (k.load_floats(place, start) for start in starts)
+        first, second = (k.load_wide(source, start, kind) for start in starts)
         if interleaved:
             first, second = (_pick(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
         turned = (
@@ -109,7 +111,7 @@ def _turn(k: Emitter, width: int, place: Value, angles: Value, *, interleaved: b
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
             turned = (_pick(k, *turned, pairs[: k.lanes]), _pick(k, *turned, pairs[k.lanes :]))
         for start, value in zip(starts, turned, strict=True):
-            k.store(value, k.at(place, start))
+            k.store_narrow(value, target, start, kind)
 
 
 def _pick(k: Emitter, one: Value, other: Value, numbers: range | list[int]) -> Value:

@@ -8,12 +8,14 @@ from transduce.model.native.fused_rows import (
     add_in_place,
     drop_and_add,
     layer_norm,
+    rms_norm,
     softmax_,
     suits_logits,
     suits_rows,
     sum_rows,
 )
 from transduce.model.native.fused_squares import multiply_mixed, multiply_symmetric, suits_squares
+from transduce.model.native.fused_turning import suits_turning, turn
 from transduce.model.native.fused_update import follow_update, suits_update, take_momentum, update_by_adam
 
 
@@ -25,6 +27,9 @@ class NativeTraining:
     suits_rows = staticmethod(suits_rows)
     drop_and_add = staticmethod(drop_and_add)
     layer_norm = staticmethod(layer_norm)
+    rms_norm = staticmethod(rms_norm)
+    suits_turning = staticmethod(suits_turning)
+    turn = staticmethod(turn)
     embed = staticmethod(embed)
     add_rows_in_place = staticmethod(add_rows_in_place)
     suits_linear = staticmethod(suits_linear)

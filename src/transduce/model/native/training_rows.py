@@ -35,14 +35,14 @@ class DropPlaces(NamedTuple):
 
 
 class NormPlaces(NamedTuple):
-    """The numbers of `norm` and `norm_back`."""
+    """The numbers of `norm` and `norm_back`, LayerNorm's; and of `rms` and `rms_back`, RMSNorm's."""
 
     x: Any
     """(N, D)."""
     weight: Any
     """(D,)."""
     bias: Any
-    """(D,)."""
+    """(D,); LayerNorm's alone."""
     rows: Any
     """A number: N."""
     width: Any
@@ -50,7 +50,7 @@ class NormPlaces(NamedTuple):
     epsilon: Any
     """A number: the bits of a float32."""
     sums: Any
-    """float32, (N, 2): each row's mean, and one over its deviation."""
+    """float32, (N, 2): each row's mean, 0 of RMSNorm, and one over its deviation from that."""
     out: Any
     """(N, D): the result, or the gradient by x."""
     gradient: Any
@@ -103,9 +103,9 @@ class AddPlaces(NamedTuple):
 
 
 class RowWriter:
-    """Writes the programs `drop`, `norm`, `norm_back`, `softmax`, `sum_columns` and `add`."""
+    """Writes the programs `drop`, `norm` and `rms` with their `…_back`, `softmax`, `sum_columns` and `add`."""
 
-    names = ("drop", "norm", "norm_back", "softmax", "sum_columns", "add")
+    names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
 
     def __init__(self, k: Emitter, kind: Any) -> None:
         """Of elements F32, or I16 for bfloat16."""
@@ -117,12 +117,17 @@ class RowWriter:
         k = self.k
         with program(k, "drop", len(DropPlaces._fields)) as (numbers, *share):
             self._drop(DropPlaces(*numbers), *share)
-        for name, work in (("norm", self._norm), ("norm_back", self._norm_back)):
+        for name, work, is_centred in (
+            ("norm", self._norm, True),
+            ("norm_back", self._norm_back, True),
+            ("rms", self._norm, False),
+            ("rms_back", self._norm_back, False),
+        ):
             with program(k, name, len(NormPlaces._fields)) as (numbers, *share):
                 given = NormPlaces(*numbers)
                 first, last = k.share(given.rows, *share)
                 with k.loop(first, last) as row:
-                    work(given, row, share[0])
+                    work(given, row, share[0], is_centred=is_centred)
         with program(k, "softmax", len(SoftmaxPlaces._fields)) as (numbers, *share):
             softmax = SoftmaxPlaces(*numbers)
             room = k.at(k.place(softmax.room), k.times(share[0], k.sum_of(softmax.width, k.lanes)))
@@ -204,13 +209,13 @@ class RowWriter:
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
-    def _norm(self, given: NormPlaces, row: Value, _thread: Value) -> None:
+    def _norm(self, given: NormPlaces, row: Value, _thread: Value, *, is_centred: bool) -> None:
         k, width = self.k, given.width
 
         def own(column: Value) -> Value:
             return self._load(given.x, row, width, column)
 
-        (mean,) = self._means(width, lambda column: [own(column)])
+        (mean,) = self._means(width, lambda column: [own(column)]) if is_centred else (k.real(0.0),)
         spread = k.splat(mean)
         (variance,) = self._means(width, lambda column: [self._square(k.build.fsub(own(column), spread))])
         epsilon = k.float_of(given.epsilon)
@@ -222,11 +227,17 @@ class RowWriter:
         scale = k.splat(inverse)
         with k.loop(0, width, k.lanes) as column:
             moved = k.build.fmul(k.build.fsub(own(column), spread), scale)
-            weight, bias = (k.load_wide(k.place(each), column, self.kind) for each in (given.weight, given.bias))
-            self._store(k.madd(moved, weight, bias), given.out, row, width, column)
+            weight = k.load_wide(k.place(given.weight), column, self.kind)
+            value = k.build.fmul(moved, weight)
+            if is_centred:
+                value = k.madd(moved, weight, k.load_wide(k.place(given.bias), column, self.kind))
+            self._store(value, given.out, row, width, column)
 
-    def _norm_back(self, given: NormPlaces, row: Value, thread: Value) -> None:
-        """By x: (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalised row."""
+    def _norm_back(self, given: NormPlaces, row: Value, thread: Value, *, is_centred: bool) -> None:
+        """By x: (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalised row.
+
+        The first mean is of centred rows alone.
+        """
         k, width = self.k, given.width
         sums = k.at(k.place(given.sums), k.times(row, 2))
         mean, inverse = (k.splat(k.load(k.at(sums, number))) for number in range(2))
@@ -241,14 +252,15 @@ class RowWriter:
 
         def both(column: Value) -> list[Value]:
             gradient, x = self._load(given.gradient, row, width, column), normalized(column)
-            for place, term in ((column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)):
+            shared = [(column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)]
+            for place, term in shared if is_centred else shared[:1]:
                 k.store(k.build.fadd(k.load_floats(shares, place), term), k.at(shares, place))
             own = weighted(column)
             return [own, k.build.fmul(own, x)]
 
         level, tilt = (k.splat(each) for each in self._means(width, both, 2))
         with k.loop(0, width, k.lanes) as column:
-            rest = k.build.fsub(weighted(column), level)
+            rest = k.build.fsub(weighted(column), level) if is_centred else weighted(column)
             rest = k.build.fsub(rest, k.build.fmul(normalized(column), tilt))
             self._store(k.build.fmul(rest, inverse), given.out, row, width, column)
 
