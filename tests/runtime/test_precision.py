@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.inspection.interventions import Head, Intervention, intervene
 from transduce.model.config import ModelConfig
 from transduce.model.fast import native_state
+from transduce.model.layers import DecoderLayer
 from transduce.model.recurrent import Recurrent
 from transduce.runtime.precision import to_eight_bits
 from transduce.runtime.scorer import TransformerScorer
@@ -94,3 +96,18 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
     scored = translator.score(sentences, [translation.text for translation in found])
     for translation, own in zip(found, scored, strict=True):
         assert own.score == pytest.approx(translation.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_head_that_says_nothing_can_be_off_without_a_difference(wide: Path, toy_corpus: Path, precision: str) -> None:
+    """What is compared is computed alike, though machine code steps aside for one of the two."""
+    translator = load_by_kernels(wide, precision)
+    layer = translator.transformer.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    attention = layer.memory_attention
+    with torch.no_grad():
+        attention.output.weight[:, : attention.d_v] = 0.0
+    change = Intervention(heads_off=(Head("memory", 0, 0),))
+    for sentence in (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:5]:
+        both = intervene(translator, sentence, change, search=SearchSettings(beam_size=3))
+        assert both.before == both.after

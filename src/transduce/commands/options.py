@@ -35,7 +35,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="auto",
         choices=("auto", "fp32", "bf16", "int8"),
-        help="auto: bf16 where the hardware multiplies it faster; int8: 8-bit weights, for translating on a CPU",
+        help="auto: bf16 where the hardware multiplies it faster; int8: 8-bit weights, for writing on a CPU",
     )
 
 

@@ -92,7 +92,9 @@ def intervene(
         TransduceError: a head, a place or a piece does not exist.
     """
     search = plain_search(search or translator.search, n_best=1)
-    before = _search(translator, source, search, observer=observer)
+    # Where heads are off machine code steps aside, whose rounding is another: so it does for what is compared.
+    with heads_off(translator.transformer, change.heads_off, but_kept=True):
+        before = _search(translator, source, search, observer=observer)
     prefix, forbidden = _changed_pieces(translator, change, before)
     changed_source = source if change.source is None else change.source
     with heads_off(translator.transformer, change.heads_off):
@@ -115,8 +117,8 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 
 @contextmanager
-def heads_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
-    """Within it, what these heads found is zero before the heads are joined.
+def heads_off(model: Transformer, heads: Collection[Head], *, but_kept: bool = False) -> Iterator[None]:
+    """Within it, what these heads found is zero before the heads are joined; `but_kept`: all is computed so, and stays.
 
     Raises:
         TransduceError: there is no such head, or its layer shares its weights with others.
@@ -126,7 +128,7 @@ def heads_off(model: Transformer, heads: Collection[Head]) -> Iterator[None]:
         by_attention.setdefault(_attention_of(model, head), []).append(head.head)
     with ExitStack() as stack:
         for attention, numbers in by_attention.items():
-            stack.enter_context(_silenced(attention.output, numbers, attention.d_v))
+            stack.enter_context(_silenced(attention.output, [] if but_kept else numbers, attention.d_v))
         yield
 
 
