@@ -1,6 +1,7 @@
 """The flat decoder is the same function as the modules it writes out, in float32 and in 8 bits."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transduce.model.quantized import Int8Linear, quantize, safe_levels
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 
+Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 50
 SOURCES = torch.tensor(
     [[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD], [7, 7, 7, 1, PAD], [8, 9, 2, 3, 1]]
@@ -48,27 +50,10 @@ def build(changes: dict[str, object]) -> Transformer:
     return model
 
 
-def walk(state: DecodingState, width: int) -> list[Tensor]:
-    """Random steps with random parents, while sentences leave from the front, the middle and the end."""
-    generator = torch.Generator().manual_seed(1)
-    leaving = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1]}
-    rows, pieces, found = 5, torch.zeros(5, 1, dtype=torch.int64), []
-    for step in range(40):  # longer than the first room
-        found.append(state.step(pieces))
-        parents = torch.randint(pieces.shape[1], (rows, width), generator=generator)
-        pieces = torch.randint(3, V, (rows, width), generator=generator)
-        state.reorder(parents)
-        if step in leaving:
-            kept = torch.tensor(leaving[step])
-            state.keep_sentences(kept)
-            rows, pieces = len(kept), pieces[kept]
-    return found
-
-
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @torch.inference_mode()
-def test_steps_equal_the_modules(changes: dict[str, object], width: int) -> None:
+def test_steps_equal_the_modules(changes: dict[str, object], width: int, walk: Walk) -> None:
     model = build(changes)
     assert supports(model)
     for ours, expected in zip(walk(FlatState(model, SOURCES), width), walk(model.start(SOURCES), width), strict=True):
@@ -162,7 +147,7 @@ def test_a_model_in_8_bits_is_close_to_the_model(changes: dict[str, object]) -> 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @torch.inference_mode()
-def test_steps_in_8_bits_equal_the_modules_in_8_bits(changes: dict[str, object]) -> None:
+def test_steps_in_8_bits_equal_the_modules_in_8_bits(changes: dict[str, object], walk: Walk) -> None:
     made = quantize(build(changes))
     for ours, expected in zip(walk(FlatState(made, SOURCES), 3), walk(made.start(SOURCES), 3), strict=True):
         assert float((ours - expected).norm() / expected.norm()) < 0.01  # attention differs in the last bits

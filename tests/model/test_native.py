@@ -1,6 +1,7 @@
 """Kernels in machine code are the same functions as what they stand for: products, whole steps, reductions."""
 
 import copy
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -34,6 +35,7 @@ if BEST.lanes == WIDE.lanes:
     if BEST.kind == "bytes":  # then it has them for half as wide registers too, as processors without AVX-512 may
         TILES += [NARROW, NARROW.finer]
 
+Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 300
 SOURCES = torch.tensor(
     [[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD], [7, 7, 7, 1, PAD], [8, 9, 2, 3, 1]]
@@ -203,26 +205,9 @@ def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytes
 # --- steps --------------------------------------------------------------------------------------------------------
 
 
-def walk(state: DecodingState, width: int) -> list[Tensor]:
-    """Random steps with random parents, while sentences leave from the front, the middle and the end."""
-    generator = torch.Generator().manual_seed(1)
-    leaving = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1], 20: [0, 0, 0]}
-    rows, pieces, found = 5, torch.zeros(5, 1, dtype=torch.int64), []
-    for step in range(40):  # the pool is full several times
-        found.append(state.step(pieces))
-        parents = torch.randint(pieces.shape[1], (rows, width), generator=generator)
-        pieces = torch.randint(3, V, (rows, width), generator=generator)
-        state.reorder(parents)
-        if step in leaving:
-            kept = torch.tensor(leaving[step])
-            state.keep_sentences(kept)
-            rows, pieces = len(kept), pieces[kept]
-    return found
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @torch.inference_mode()
-def test_steps_equal_pytorchs(changes: dict[str, object]) -> None:
+def test_steps_equal_pytorchs(changes: dict[str, object], walk: Walk) -> None:
     model = build(changes)
     for width in (1, 3):
         state = start_fast(model, SOURCES)

@@ -1,6 +1,7 @@
 """A decoder alone by machine code: prompts of several lengths, and steps after them."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ from transduce.model.state import DecodingState
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
+Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 300
-PROMPTS = torch.tensor([[5, 6, 7, 8, 1], [9, 3, PAD, PAD, PAD], [4, PAD, PAD, PAD, PAD], [7, 7, PAD, 1, PAD]])
-LENGTHS = torch.tensor([5, 2, 1, 4])  # the padding id inside the last one is a piece of it
+PROMPTS = torch.tensor(
+    [[5, 6, 7, 8, 1], [9, 3, PAD, PAD, PAD], [4, PAD, PAD, PAD, PAD], [7, 7, PAD, 1, PAD], [8, 9, 2, 3, 1]]
+)
+LENGTHS = torch.tensor([5, 2, 1, 4, 5])  # the padding id inside the fourth one is a piece of it
 PRECISIONS = ["fp32", "int8", *(["bf16"] if find_float_tile("pairs") is not None else [])]
 ALMOST = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}  # of a norm: what rounding changes
 VARIANTS: dict[str, dict[str, object]] = {
@@ -56,27 +60,10 @@ def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Dec
     return model, plain
 
 
-def walk(state: DecodingState, width: int) -> list[Tensor]:
-    """Random steps with random parents, while prompts leave."""
-    generator = torch.Generator().manual_seed(1)
-    leaving = {2: [3, 0, 1], 9: [2, 0], 20: [1]}
-    rows, pieces, found = 4, torch.zeros(4, 1, dtype=torch.int64), []
-    for step in range(40):
-        found.append(state.step(pieces))
-        parents = torch.randint(pieces.shape[1], (rows, width), generator=generator)
-        pieces = torch.randint(3, V, (rows, width), generator=generator)
-        state.reorder(parents)
-        if step in leaving:
-            kept = torch.tensor(leaving[step])
-            state.keep_sentences(kept)
-            rows, pieces = len(kept), pieces[kept]
-    return found
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.inference_mode()
-def test_steps_are_those_of_the_model(precision: str, changes: dict[str, object]) -> None:
+def test_steps_are_those_of_the_model(precision: str, changes: dict[str, object], walk: Walk) -> None:
     model, plain = build(precision, changes)
     for width in (1, 3):
         state = start_prompts(model, PROMPTS, LENGTHS)

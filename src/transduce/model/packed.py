@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.cache import KeyValueCache
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import DecoderLayer
@@ -42,13 +41,11 @@ class PackedMemoryAttention(MultiHeadAttention):
         self.query, self.key_value = make(*query), make(*key_value, "memory")
         self.output = _packed(attention.output, make)
 
-    def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._heads(self.query(x), self.d_k)
-        if cache is not None and cache.length:
-            return query, *cache.content()
-        key, value = self.key_value(memory).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
-        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
+    def _queries(self, x: Tensor) -> Tensor:
+        return self.query(x)  # type: ignore[no-any-return]
+
+    def _keys_and_values(self, memory: Tensor) -> Tensor:
+        return self.key_value(memory)  # type: ignore[no-any-return]
 
 
 class Packed(VocabularyModel):
