@@ -17,7 +17,6 @@ length penalties, so output pieces are counted for each.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from contenders import Answers, Contender, measure, start_workers
 from decoding_quality import quality_rows
 from decoding_worker import Order, Plan
 from environments import peer_python, pinned
@@ -37,7 +37,6 @@ from transduce.text.files import read_lines
 
 PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the environment that exchange.py has
 LONGEST = 100
-BEHIND = 1.4  # times the seconds of an engine's best form
 ISA: dict[str, dict[str, str]] = {
     "all": {},
     "avx512": {
@@ -72,16 +71,6 @@ SIZES = {
 # The field's answer to slow decoding. It has no bar: its BLEU and speed stand beside those of 6+6.
 DEEP_SHALLOW = "512, 12+1"
 SIZES[DEEP_SHALLOW] = SIZES["512"]._replace(layers=(12, 1))
-
-
-class Contender(NamedTuple):
-    """An engine in one of its forms."""
-
-    engine: str
-    script: str
-    form: str
-
-
 OWN_FORMS = ("auto", "fp32", "int8")
 CONTENDERS = [
     *(Contender("transduce", "decoding_ours.py", form) for form in OWN_FORMS),
@@ -100,8 +89,6 @@ CONTENDERS = [
 def train(name: str, minutes: float) -> Path:
     """The folder of a trained model, which is trained first where there is none."""
     folder = REPOSITORY / "models" / "decoding-speed" / f"{name.replace(', ', '-')}-{minutes:g}min"
-    if (folder / "model.safetensors").exists() and (folder / "finished.txt").exists():
-        return folder
     size, corpus = SIZES[name], data_folder() / "tatoeba-de-en"
     settings = {
         "model.num_encoder_layers": size.layers[0],
@@ -109,10 +96,18 @@ def train(name: str, minutes: float) -> Path:
         **{f"model.{key}": value for key, value in size.settings.items()},
         "tokenizer.vocabulary_size": 16_000,
     }
-    command = [sys.executable, "-m", "transduce", "train", "--resume", "--out", str(folder), "--minutes", str(minutes)]
+    options = ["--minutes", str(minutes)]
     for side, language in (("source", "de"), ("target", "en")):
-        command += [f"--{side}", str(corpus / f"train.{language}.gz")]
-        command += [f"--dev-{side}", str(corpus / f"dev.{language}.gz")]
+        options += [f"--{side}", str(corpus / f"train.{language}.gz")]
+        options += [f"--dev-{side}", str(corpus / f"dev.{language}.gz")]
+    return train_once(folder, options, settings)
+
+
+def train_once(folder: Path, options: list[str], settings: dict[str, int]) -> Path:
+    """The folder, in which a model is trained by the command unless one was."""
+    if (folder / "model.safetensors").exists() and (folder / "finished.txt").exists():
+        return folder
+    command = [sys.executable, "-m", "transduce", "train", "--resume", "--out", str(folder), *options]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     subprocess.run(command, check=True, stdout=sys.stderr)
     (folder / "finished.txt").write_text("", encoding="utf-8")
@@ -136,80 +131,6 @@ def write_sentences(translator: Translator, sources: list[str], path: Path) -> i
 
 
 # --- the measurement ----------------------------------------------------------------------------------------------
-
-
-class Worker:
-    """A contender's process."""
-
-    def __init__(self, contender: Contender, plan: Plan, python: Path, environment: dict[str, str]) -> None:
-        self.contender = contender
-        self.process = subprocess.Popen(
-            [str(python), str(Path(__file__).with_name(contender.script)), json.dumps(plan._asdict())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if "--verbose" in sys.argv else subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(plan.threads), **environment},
-            text=True,
-        )
-        self.runs = self._read() is not None
-
-    def run(self, order: Order) -> dict[str, Any] | None:
-        """What a measurement gave; None where the engine cannot."""
-        if not self.runs or self.process.stdin is None:
-            return None
-        self.process.stdin.write(json.dumps(order._asdict()) + "\n")
-        self.process.stdin.flush()
-        answer = self._read()
-        self.runs = answer is not None
-        return answer
-
-    def _read(self) -> dict[str, Any] | None:
-        line = "" if self.process.stdout is None else self.process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.wait()
-
-
-Answers = dict[tuple[Contender, Order], list[dict[str, Any]]]
-
-
-def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
-    """All contenders in turns, once more than `rounds`, the first time for nothing."""
-    answers: Answers = {}
-    chosen = {order: [each for each in workers if _takes_part(each.contender, order, orders)] for order in orders}
-    for number in range(rounds + 1):
-        for order, own in chosen.items():
-            now = {worker: worker.run(order) for worker in own}
-            if number == 1:
-                chosen[order] = _in_the_running(now)
-            for worker, answer in now.items():
-                if answer and number:  # a form that this machine does not have ends its process
-                    answers.setdefault((worker.contender, order), []).append(answer)
-    return answers
-
-
-def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool:
-    """Hugging Face's `generate` is slow, and only its rate at the greatest batch size is asked for."""
-    largest = max(each.batch_size for each in orders)
-    return contender.engine != "Hugging Face" or order.batch_size == largest
-
-
-def _in_the_running(answers: dict[Worker, dict[str, Any] | None]) -> list[Worker]:
-    """Ours, and those not far behind the best form of their engine."""
-    seconds = {worker: answer["seconds"] for worker, answer in answers.items() if answer}
-    best: dict[str, float] = {}
-    for worker, taken in seconds.items():
-        engine = worker.contender.engine
-        best[engine] = min(taken, best.get(engine, taken))
-    return [
-        worker
-        for worker, taken in seconds.items()
-        if worker.contender.engine == "transduce" or taken <= BEHIND * best[worker.contender.engine]
-    ]
 
 
 class Best(NamedTuple):
@@ -256,7 +177,8 @@ def best_latency(
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, float] | None) -> Row:
+def row_beside(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, float] | None) -> Row:
+    """Ours beside a peer's."""
     ratio = ours.value / peer.value
     holds = None if bar is None else ratio >= bar[1] if bar[0] == ">=" else ratio <= bar[1]
     return Row(
@@ -282,19 +204,19 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             if not any(contender.engine == engine for contender, _ in answers):
                 continue
             peer = best_rate(answers, engine, beam_size, clock)
-            rows.append(_row(f"{where}, {what}", "pieces/s", rate, peer, (">=", least) if judged else None))
+            rows.append(row_beside(f"{where}, {what}", "pieces/s", rate, peer, (">=", least) if judged else None))
         for title, share in (("median", 0.5), ("95th percentile", 0.95)):
             ours = best_latency(answers, "transduce", beam_size, clock, share)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, share)
             name = f"{where}, {what}, one sentence, {title}"
-            rows.append(_row(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
+            rows.append(row_beside(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
         # Whatever is fastest, people take what is chosen for them, or nothing rounded.
         for form in ("auto", "fp32"):
             name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
-            rows.append(_row(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
+            rows.append(row_beside(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
             own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, 0.5)
-            rows.append(_row(f"{name}, one sentence, median", "ms", own, peer, None))
+            rows.append(row_beside(f"{name}, one sentence, median", "ms", own, peer, None))
     return rows
 
 
@@ -310,7 +232,7 @@ def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
         Best(f"{engine} {min(forms, key=lambda form: forms[form])}", min(forms.values()))
         for engine, forms in peaks.items()
     )
-    return _row(f"{size}, memory less the bare import", "MiB", ours, peer, ("<=", 1.0) if judged else None)
+    return row_beside(f"{size}, memory less the bare import", "MiB", ours, peer, ("<=", 1.0) if judged else None)
 
 
 def main() -> int:
@@ -364,13 +286,8 @@ def run_all(
         sentences = Path(scratch) / "sentences.json"
         count = write_sentences(translator, sources, sentences)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        workers = []
-        for contender in wanted:
-            own = converted if contender.engine == "CTranslate2" else folder
-            plan = Plan(str(own), str(sentences), contender.form, threads, LONGEST, 0.6)
-            interpreter = Path(sys.executable) if contender.engine == "transduce" else python
-            workers.append(Worker(contender, plan, interpreter, environment))
-            stack.callback(workers[-1].close)
+        plan = Plan(str(folder), str(sentences), "", threads, LONGEST, 0.6)
+        workers = start_workers(stack, wanted, plan, converted, python, environment)
         batches = [64] if said.quick else said.batch_sizes
         many, single = (64, 8) if said.quick else (min(said.sentences, count), 100)
         orders = [Order(beam, batch, many) for beam in (1, 4) for batch in batches]

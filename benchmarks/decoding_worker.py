@@ -1,4 +1,4 @@
-"""What the workers of decoding_speed.py have in common; imports neither ours nor a peer's package.
+"""What the workers of decoding_speed.py and generation_speed.py have in common; imports neither ours nor a peer's package.
 
 A worker is one engine in a process of its own. It reads a plan, opens the model, and then decodes as each line of its
 input says, answering with a line of JSON. So the engines can take turns on an otherwise idle machine.
@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -62,6 +63,7 @@ def forget_peak() -> None:
 
 def read_plan() -> tuple[Plan, dict[str, list[list[Any]]]]:
     """The plan in the first argument, and the sentences."""
+    _answers()
     plan = Plan(**json.loads(sys.argv[1]))
     with open(plan.sentences, encoding="utf-8") as file:
         return plan, json.load(file)
@@ -93,9 +95,12 @@ def serve(decode: Decode, count: int, bare_bytes: int) -> None:
 
 
 def _say(answer: dict[str, Any]) -> None:
-    os.write(_ANSWERS, (json.dumps(answer) + "\n").encode())
+    os.write(_answers(), (json.dumps(answer) + "\n").encode())
 
 
-# What an engine prints must not come between the answers.
-_ANSWERS = os.dup(1)
-os.dup2(2, 1)
+@cache
+def _answers() -> int:
+    """Where answers go. What an engine prints from now on goes to standard error, not between them."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers

@@ -12,14 +12,14 @@ far behind in the first round is not asked again. Models are kept in models/gene
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from decoding_speed import ISA, OWN_FORMS, PEERS, Answers, Contender, Worker, best_rate, measure, to_ctranslate2
+from contenders import Answers, Contender, measure, start_workers
+from decoding_speed import ISA, OWN_FORMS, PEERS, best_rate, row_beside, to_ctranslate2, train_once
 from decoding_worker import Order, Plan
 from environments import peer_python, pinned
 from report import REPOSITORY, Row, data_folder, machine, parser, report
@@ -49,24 +49,18 @@ CONTENDERS = [
 def train(name: str, minutes: float) -> Path:
     """The folder of a trained model, which is trained first where there is none."""
     folder = REPOSITORY / "models" / "generation-speed" / f"{name.replace(' ', '')}-{minutes:g}min"
-    if (folder / "finished.txt").exists():
-        return folder
     settings = {
         **{f"model.{key}": value for key, value in SIZES[name].items()},
         "tokenizer.vocabulary_size": 8_000,
         "task.context": CONTEXT,
     }
-    command = [sys.executable, "-m", "transduce", "train", "--task", "language-model", "--resume"]
-    command += ["--out", str(folder), "--minutes", str(minutes)]
-    command += [f"--source={data_folder() / 'gutenberg' / f'{book}.txt.gz'}" for book in TRAINED_ON]
-    command += [f"--set={key}={value}" for key, value in settings.items()]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    (folder / "finished.txt").write_text("", encoding="utf-8")
-    return folder
+    options = ["--task", "language-model", "--minutes", str(minutes)]
+    options += [f"--source={data_folder() / 'gutenberg' / f'{book}.txt.gz'}" for book in TRAINED_ON]
+    return train_once(folder, options, settings)
 
 
 def write_prompts(generator: Generator, count: int, path: Path) -> None:
-    """Ids and pieces of the beginnings of paragraphs that the model has not read."""
+    """Ids and pieces of passages, spread over a novel that the model has not read."""
     text = " ".join(read_lines(data_folder() / "gutenberg" / f"{PROMPTS_FROM}.txt.gz"))
     vocabulary = generator.vocabulary
     ids = vocabulary.encode_batch([text])[0]
@@ -81,13 +75,8 @@ def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str
         prompts = Path(scratch) / "prompts.json"
         write_prompts(generator, 16, prompts)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        workers = []
-        for contender in CONTENDERS:
-            own = converted if contender.engine == "CTranslate2" else folder
-            plan = Plan(str(own), str(prompts), contender.form, threads, NEW, 0.0)
-            interpreter = Path(sys.executable) if contender.engine == "transduce" else python
-            workers.append(Worker(contender, plan, interpreter, environment))
-            stack.callback(workers[-1].close)
+        plan = Plan(str(folder), str(prompts), "", threads, NEW, 0.0)
+        workers = start_workers(stack, CONTENDERS, plan, converted, python, environment)
         return {
             found: rows
             for order in (Order(1, 1, 4), Order(1, 16, 16))
@@ -105,9 +94,7 @@ def speed_rows(name: str, answers: Answers) -> list[Row]:
             ours = best_rate(own, "transduce", 1, "", form, least_batch=1)
             for engine in peers:
                 peer = best_rate(own, engine, 1, "", least_batch=1)
-                ratio = ours.value / peer.value
-                title = f"{name}, {what} ({ours.name})"
-                rows.append(Row(title, ours.value, "pieces/s", peer=peer.name, peer_value=peer.value, ratio=ratio))
+                rows.append(row_beside(f"{name}, {what}", "pieces/s", ours, peer, None))
     return rows
 
 
