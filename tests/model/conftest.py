@@ -9,6 +9,7 @@ from torch import Tensor
 from transduce.model.state import DecodingState
 
 Walk = Callable[[DecodingState, int], list[Tensor]]
+Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]
 
 # Which of the sentences stay after which steps: they leave from the front, the middle and the end, and come twice.
 STAYING = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1], 20: [0, 0, 0]}
@@ -34,4 +35,24 @@ def _walk(state: DecodingState, width: int) -> list[Tensor]:
             kept = torch.tensor(STAYING[step])
             state.keep_sentences(kept)
             rows, pieces = len(kept), pieces[kept]
+    return found
+
+
+@pytest.fixture
+def first_sentence_everywhere() -> Everywhere:
+    """Starts from these sources, from the first alone, and from it forty times, with one thread and with two: the first
+    sentence's last layer at each of four steps, (4, 1, D), every time.
+    """
+    return _first_sentence_everywhere
+
+
+def _first_sentence_everywhere(start: Callable[[Tensor], DecodingState], sources: Tensor) -> list[Tensor]:
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for own in (sources, sources[:1], sources[:1].repeat(40, 1)):
+            state = start(own)
+            steps = [state.step(torch.full((len(own), 1), piece)) for piece in (0, 7, 9, 4)]
+            found.append(torch.stack(steps)[:, 0])
+    torch.set_num_threads(before)
     return found

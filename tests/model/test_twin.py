@@ -1,6 +1,7 @@
 """Decoding in float32 and bfloat16 by kernels: products, whole steps, and a model's twin, which follows it."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transduce.model.native.engine import find_float_tile, find_tile
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.state import NativeState
 from transduce.model.native.tile import NARROW, Tile
-from transduce.model.state import MemoryState
+from transduce.model.state import DecodingState, MemoryState
 from transduce.model.transformer import Transformer
 
 if find_tile() is None:
@@ -26,6 +27,7 @@ FLOATS, PAIRS = find_float_tile("floats"), find_float_tile("pairs")
 TILES = [tile for tile in (FLOATS, PAIRS, NARROW._replace(kind="floats")) if tile is not None]
 DTYPES = [torch.float32, *([torch.bfloat16] if PAIRS is not None else [])]
 
+Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]  # of conftest.py
 PAD, V = 0, 300
 SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD], [7, 7, 7, 1, PAD]])
 VARIANTS: dict[str, dict[str, object]] = {
@@ -157,16 +159,9 @@ def test_steps_are_those_of_the_model(dtype: torch.dtype, changes: dict[str, obj
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_row_does_not_depend_on_batch_or_threads(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_batch_or_threads(dtype: torch.dtype, first_sentence_everywhere: Everywhere) -> None:
     model, _ = build(dtype)
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for sources in (SOURCES, SOURCES[:1], SOURCES[:1].repeat(40, 1)):
-            state = start_fast(model, sources)
-            steps = [state.step(torch.full((len(sources), 1), piece)) for piece in (0, 7, 9, 4)]
-            found.append(torch.stack(steps)[:, 0])
-    torch.set_num_threads(before)
+    found = first_sentence_everywhere(lambda sources: start_fast(model, sources), SOURCES)
     assert all(torch.equal(found[0], other) for other in found)
 
 

@@ -1,5 +1,6 @@
 """Precisions `int8` and `bf16`: what a user sees of them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
         model = Recurrent(ModelConfig(kind="recurrent", **sizes))  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="`int8` is for CPUs, but the device is `cuda`: use `bf16` there"):
         to_eight_bits(model, "cuda")
-    with pytest.raises(TransduceError, match="`int8` is for Transformers that write, but this model is"):
+    refusal = "`int8` is for Transformers that write, but this model is of the kind `recurrent`: use `fp32`."
+    with pytest.raises(TransduceError, match=re.escape(refusal)):
         to_eight_bits(model, "cpu")
 
 

@@ -64,7 +64,8 @@ def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
     if not isinstance(model, Transformer | Decoder):
         raise TransduceError(
-            "Precision `int8` is for Transformers that write, but this model is of another kind: use `fp32`."
+            "Precision `int8` is for Transformers that write, but this model is of the kind "
+            f"`{model.config.kind}`: use `fp32`."
         )
     made = quantize(model, make=product_maker())
     return_memory()  # of the weights in float32, several times what is left

@@ -64,7 +64,7 @@ def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabular
     w.project(output)
 
 
-def write_prompts(w: ModelWriter, model: PackedDecoder, _output: NativeVocabulary) -> None:
+def write_prompts(w: ModelWriter, model: PackedDecoder) -> None:
     """A decoder's last layer at all pieces of prompts, whose keys and values become the first entries of the pool."""
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
         _self_attention(w, number, layer, ("run", "run"), _run(w))

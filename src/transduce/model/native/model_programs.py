@@ -1,5 +1,6 @@
 """A model's programs, and which models they can be written for. Models of one kind and size have the same."""
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -91,15 +92,9 @@ class ModelPrograms:
         write_scaling(k)
         write_turning(k, self.heads, interleaved=config.positions == "rotary-interleaved")
         weights = Weights(config.d_model)
-        for name in ("read", "step"):
+        for name, write in _writers(model, output).items():
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                w = ModelWriter(k, config, Places(*numbers), (thread, threads), weights)
-                if isinstance(model, PackedDecoder):
-                    (write_prompts if name == "read" else write_continuing)(w, model, output)
-                elif name == "read":
-                    write_encoder(w, model)
-                else:
-                    write_step(w, model, output)
+                write(ModelWriter(k, config, Places(*numbers), (thread, threads), weights))
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         programs = compile_programs(k, ("read", "step"))
@@ -110,6 +105,15 @@ class ModelPrograms:
     def have_other_products(self) -> bool:
         """Whether somebody put something else in a product's place, which machine code would pass over."""
         return any("forward" in own for own in self._products)
+
+
+def _writers(
+    model: PackedTransformer | PackedDecoder, output: NativeVocabulary
+) -> dict[str, Callable[[ModelWriter], None]]:
+    """What writes each program."""
+    if isinstance(model, PackedDecoder):
+        return {"read": lambda w: write_prompts(w, model), "step": lambda w: write_continuing(w, model, output)}
+    return {"read": lambda w: write_encoder(w, model), "step": lambda w: write_step(w, model, output)}
 
 
 def _position_tables(model: PackedTransformer | PackedDecoder) -> tuple[GrowingTables, GrowingTables]:

@@ -23,16 +23,16 @@ class PositionTables(NamedTuple):
     turns: Tensor
     """Cosines, then sines, of the angles by which pairs of a query's or key's dimensions are turned, (T, K)."""
     near: Tensor
-    """What is added to scores, (H, distances): of each key's position less the query's, `nearest` being 0."""
-    nearest: int
-    """The place of distance 0 in `near`."""
+    """What is added to scores, (H, distances): of each key's position less the query's, from 1 - T on."""
+    length: int
+    """T."""
 
     def addresses(self) -> dict[str, int]:
         """Those of `Places`; they hold as long as this does."""
         return {
             "added": self.added.data_ptr(),
             "turns": self.turns.data_ptr(),
-            "near": self.near.data_ptr() + self.nearest * self.near.element_size(),
+            "near": self.near.data_ptr() + (self.length - 1) * self.near.element_size(),  # of distance 0
             "near_stride": self.near.shape[1],
         }
 
@@ -46,14 +46,13 @@ class GrowingTables:
         self._add = add
         self._most = most
         nothing = torch.empty(0, 0)
-        self._known = 0, PositionTables(nothing, nothing, nothing, 0)
+        self._known = PositionTables(nothing, nothing, nothing, 0)
 
-    def until(self, position: int) -> tuple[int, PositionTables]:
-        """Up to this position at least: how many they are, and the tables, to be kept while they are read."""
+    def until(self, position: int) -> PositionTables:
+        """Up to this position at least; to be kept while they are read."""
         known = self._known  # other threads may put longer tables in their place
-        if position >= known[0]:
-            count = max(min(max(2 * position, 64), self._most), position + 1)
-            known = self._known = count, self._make(count)
+        if position >= known.length:
+            known = self._known = self._make(max(min(max(2 * position, 64), self._most), position + 1))
         return known
 
     def _make(self, count: int) -> PositionTables:
@@ -67,7 +66,7 @@ class GrowingTables:
         if relative is not None:
             distances = torch.arange(1 - count, count if relative.bidirectional else 1)
             near = relative(torch.zeros(1, dtype=torch.int64), distances)[0, :, 0]  # (H, distances)
-        return PositionTables(added.contiguous(), turns.contiguous(), near.contiguous(), count - 1)
+        return PositionTables(added.contiguous(), turns.contiguous(), near.contiguous(), count)
 
 
 def write_turning(k: Emitter, heads: Heads, *, interleaved: bool) -> None:

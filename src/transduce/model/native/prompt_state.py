@@ -33,8 +33,7 @@ class NativePromptState(NativeSteps):
         # Each row's entries, and what has no meaning behind.
         self.lists = (torch.tensor(starts)[:, None] + places[:, : self.longest_source]).clamp_(max=pieces - 1).int()
         self.lists = torch.cat([self.lists, self.lists.new_zeros(len(counts), ROOM)], dim=1)
-        last = torch.tensor([start + count - 1 for start, count in zip(starts, counts, strict=True)])
-        self._after_prompt: Tensor | None = x.index_select(0, last)  # (B, D)
+        self._after_prompt: Tensor | None = x.index_select(0, lengths.cumsum(0) - 1)  # (B, D)
 
     def advance(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """The last layer, (B × W, D), and the logits, (B × W, V)."""

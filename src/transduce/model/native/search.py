@@ -73,7 +73,7 @@ class NativeSearch:
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._rough = Arena(self._rough_arrays())
         self._addresses = self._zeroed.addresses | self._rough.addresses
-        self.known, self.tables = state.programs.step_positions.until(0)
+        self.tables = state.programs.step_positions.until(0)
         self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
         self._begin()
@@ -200,8 +200,8 @@ class NativeSearch:
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
         if position >= self._numbers["positions"]:
-            self.known, self.tables = self.state.programs.step_positions.until(position)
-            self._numbers["positions"] = self.known
+            self.tables = self.state.programs.step_positions.until(position)
+            self._numbers["positions"] = self.tables.length
             for name, address in self.tables.addresses().items():
                 self._step[name] = address
 
@@ -283,7 +283,7 @@ class NativeSearch:
             "beam_size": bounds.beam_size,
             "certain": bounds.n_best if bounds.beam_size > 1 else 0,
             "room": self.room,
-            "positions": self.known,
+            "positions": self.tables.length,
             "nevers": len(bounds.never_written),
             "penalties": bounds.penalties.data_ptr(),
             "most_rows": self.rows,

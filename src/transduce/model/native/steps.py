@@ -69,7 +69,7 @@ class NativeSteps:
         if rows > self.logits_room.shape[0]:
             self.logits_room = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
-        _, tables = self.programs.step_positions.until(self.position)
+        tables = self.programs.step_positions.until(self.position)
         self._run(self.programs.step, x, tables, pieces.contiguous())
         self.position += 1
         self.pool.used += rows
@@ -90,7 +90,7 @@ class NativeSteps:
 
     def read(self, x: Tensor) -> None:
         """What is given, embedded, (N, D); x changes."""
-        _, tables = self.programs.read_positions.until(self.longest_source - 1)
+        tables = self.programs.read_positions.until(self.longest_source - 1)
         self._run(self.programs.read, x, tables, None)
         self.scratch = None  # a step needs less
 
