@@ -1,4 +1,4 @@
-"""What the workers of decoding_speed.py and generation_speed.py have in common; imports neither ours nor a peer's package.
+"""What the workers of decoding_speed.py and generation_speed.py share; imports neither ours nor a peer's package.
 
 A worker is one engine in a process of its own. It reads a plan, opens the model, and then decodes as each line of its
 input says, answering with a line of JSON. So the engines can take turns on an otherwise idle machine.
