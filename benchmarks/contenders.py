@@ -61,13 +61,15 @@ def start_workers(
     stack: ExitStack,
     contenders: list[Contender],
     plan: Plan,
-    converted: Path,
+    converted: Path | None,
     python: Path,
     environment: dict[str, str],
 ) -> list[Worker]:
-    """A process each, which ends with the stack: of the plan's folder, or CTranslate2's of the converted one."""
+    """A process each, which ends with the stack: of the plan's folder, or CTranslate2's of the converted one if any."""
     workers = []
     for contender in contenders:
+        if contender.engine == "CTranslate2" and converted is None:
+            continue
         folder = str(converted) if contender.engine == "CTranslate2" else plan.folder
         interpreter = Path(sys.executable) if contender.engine == "transduce" else python
         own = plan._replace(folder=folder, form=contender.form)

@@ -9,7 +9,7 @@ def main() -> None:
     plan, sentences = read_plan()
     bare = resident_bytes()
     translator = ctranslate2.Translator(
-        plan.folder, device="cpu", compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
+        plan.folder, device=plan.device, compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
     )
     pieces = sentences["pieces"]
 

@@ -12,7 +12,7 @@ def main() -> None:
     plan, sentences = read_plan()
     has_kernels()  # opens LLVM's library, where it is installed: a part of the import that others do at once
     bare = resident_bytes()
-    translator = load(plan.folder, precision=plan.form, threads=plan.threads, device="cpu")
+    translator = load(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device)
     ids = sentences["ids"]
 
     def decode(places: list[int], beam_size: int) -> int:

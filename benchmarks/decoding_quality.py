@@ -13,15 +13,19 @@ from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 
 
-def quality_rows(size: str, folder: Path, sources: list[str], references: list[str], threads: int) -> list[Row]:
-    """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score."""
-    exact = load(folder, precision="fp32", device="cpu", threads=threads)
+def quality_rows(
+    size: str, folder: Path, sources: list[str], references: list[str], place: tuple[str, int]
+) -> list[Row]:
+    """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score; on a device, with threads."""
+    device, threads = place
+    exact = load(folder, precision="fp32", device=device, threads=threads)
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
     expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
     # What `auto` is on other machines is worth knowing too.
-    for precision in ("auto", "int8") if detect_machine("cpu").precision == "bf16" else ("auto", "bf16", "int8"):
-        fast = load(folder, precision=precision, device="cpu", threads=threads)
+    others = ("auto",) if detect_machine(device).precision == "bf16" else ("auto", "bf16")
+    for precision in (*others, "int8") if device == "cpu" else others:
+        fast = load(folder, precision=precision, device=device, threads=threads)
         for beam_size, search in searches.items():
             found = [_best(fast.translate(sources, search)), expected[beam_size]]
             texts = [[each.text for each in side] for side in found]
@@ -68,6 +72,6 @@ def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequenc
     first = next(n for n, (one, other) in enumerate(zip(*rows, strict=False)) if one != other)
     source_ids = exact.tokenizer.source.closed(exact.tokenizer.source.encode(source))
     target_ids = [config.start_id, *rows[0][:first]]
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.device(exact.model.source_weight.device):
         logits = exact.model(torch.tensor([source_ids]), torch.tensor([target_ids]))[0, -1]
     return float(logits[rows[1][first]] - logits[rows[0][first]])

@@ -6,6 +6,7 @@
     python benchmarks/decoding_speed.py --isa avx512 avx2     # without AMX, and without AVX-512
     python benchmarks/decoding_speed.py --processor-time      # on a machine that does other work too, with --threads 1
     python benchmarks/decoding_speed.py --model DIR --source F --target F    # a 4+4 x 128 model of your own
+    python benchmarks/decoding_speed.py --device cuda         # 256 sentences at a time on a GPU
     python benchmarks/decoding_speed.py --json rows.json      # the figures as a list of rows; `-` for standard output
 
 The same weights, the same test sentences of Tatoeba German to English in the same pieces, sorted by length, the same
@@ -16,6 +17,7 @@ precision int8 is fast where llvmlite is installed, the extra `fast`. Engines ra
 length penalties, so output pieces are counted for each.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -72,15 +74,36 @@ SIZES = {
 DEEP_SHALLOW = "512, 12+1"
 SIZES[DEEP_SHALLOW] = SIZES["512"]._replace(layers=(12, 1))
 OWN_FORMS = ("auto", "fp32", "int8")
-CONTENDERS = [
-    *(Contender("transduce", "decoding_ours.py", form) for form in OWN_FORMS),
-    *(Contender("CTranslate2", "decoding_ctranslate2.py", form) for form in ("float32", "int8", "int16", "bfloat16")),
-    *(
-        Contender("Hugging Face", "decoding_transformers.py", f"{precision} {attention}")
-        for precision in ("fp32", "bf16")
-        for attention in ("sdpa", "eager")
-    ),
-]
+
+
+class Device(NamedTuple):
+    """The forms in which engines run there, and the batches."""
+
+    own: tuple[str, ...]
+    ctranslate2: tuple[str, ...]
+    transformers: tuple[str, ...]
+    """Precisions, each with both kinds of attention."""
+    batch_sizes: tuple[int, ...]
+    sentences: int
+    """Timed in batches, spread over the lengths."""
+
+    def contenders(self) -> list[Contender]:
+        """All engines in all forms."""
+        return [
+            *(Contender("transduce", "decoding_ours.py", form) for form in self.own),
+            *(Contender("CTranslate2", "decoding_ctranslate2.py", form) for form in self.ctranslate2),
+            *(
+                Contender("Hugging Face", "decoding_transformers.py", f"{precision} {attention}")
+                for precision in self.transformers
+                for attention in ("sdpa", "eager")
+            ),
+        ]
+
+
+DEVICES = {
+    "cpu": Device(OWN_FORMS, ("float32", "int8", "int16", "bfloat16"), ("fp32", "bf16"), (16, 32, 64), 256),
+    "cuda": Device(("auto", "fp32"), ("float16", "bfloat16", "int8_float16"), ("fp16", "bf16"), (256,), 1024),
+}
 
 
 # --- the model ----------------------------------------------------------------------------------------------------
@@ -114,9 +137,11 @@ def train_once(folder: Path, options: list[str], settings: dict[str, int]) -> Pa
     return folder
 
 
-def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path:
-    """The model by CTranslate2's own converter of Hugging Face's folders."""
+def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path | None:
+    """The model by CTranslate2's own converter of Hugging Face's folders; None where the peers' Python lacks it."""
     converter = python.with_name("ct2-transformers-converter")
+    if not converter.exists():
+        return None
     command = [str(converter), "--model", str(folder), "--output_dir", str(out), "--force"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out
@@ -220,6 +245,20 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
     return rows
 
 
+def gpu_rows(size: str, answers: Answers, *, judged: bool) -> list[Row]:
+    """Ours as it chooses by itself, and in float32, against the best of each peer that runs there."""
+    rows = []
+    peers = {contender.engine for contender, _ in answers} - {"transduce"}
+    for beam_size, engine in itertools.product(SIZES[size].bars, sorted(peers)):
+        peer = best_rate(answers, engine, beam_size, "")
+        for form, least in (("auto", 2.0), ("fp32", None)):
+            ours = best_rate(answers, "transduce", beam_size, "", form)
+            what = "greedy" if beam_size == 1 else f"beam {beam_size}"
+            name, bar = f"{size}, GPU, {what}, {form}", (">=", least) if judged and least else None
+            rows.append(row_beside(name, "pieces/s", ours, peer, bar))
+    return rows
+
+
 def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
     """Memory beyond the bare import of the leanest form while it decodes."""
     peaks: dict[str, dict[str, float]] = {"transduce": {}, "CTranslate2": {}}
@@ -243,10 +282,11 @@ def main() -> int:
     options.add_argument("--model", type=Path, help="one that is trained already, of the first --size")
     options.add_argument("--source", type=Path, help="its test sentences")
     options.add_argument("--target", type=Path, help="their references")
-    options.add_argument("--sentences", type=int, default=256, help="timed in batches, spread over the lengths")
+    options.add_argument("--device", choices=DEVICES, default="cpu")
+    options.add_argument("--sentences", type=int, help="timed in batches, spread over the lengths")
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64])
+    options.add_argument("--batch-sizes", type=int, nargs="+", help="as the device asks for where nothing is said")
     options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
     options.add_argument("--minutes", type=float, help="of training each model")
     options.add_argument("--processor-time", action="store_true", help="seconds of the processor, not of the clock")
@@ -267,10 +307,13 @@ def main() -> int:
         for isa in said.isa:
             answers = run_all(said, folder, sources, (python, threads), ISA[isa])
             judged = not said.quick and size != DEEP_SHALLOW
+            if said.device == "cuda":
+                rows += gpu_rows(size, answers, judged=judged)
+                continue
             rows += speed_rows(size, isa, answers, clock, judged=judged)
             rows.append(memory_row(f"{size}, {isa}", answers, judged=judged))
         if "quality" not in said.skip and not said.quick:
-            rows += quality_rows(size, folder, sources, references, threads)
+            rows += quality_rows(size, folder, sources, references, (said.device, threads))
     return report(rows, said.json)
 
 
@@ -280,18 +323,20 @@ def run_all(
     """All contenders on one model."""
     python, threads = peers
     skipped = "Hugging Face" if "transformers" in said.skip else None
-    wanted = [each for each in CONTENDERS if each.engine != skipped]
+    device = DEVICES[said.device]
+    wanted = [each for each in device.contenders() if each.engine != skipped]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = load(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"
         count = write_sentences(translator, sources, sentences)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        plan = Plan(str(folder), str(sentences), "", threads, LONGEST, 0.6)
+        plan = Plan(str(folder), str(sentences), "", threads, said.device, LONGEST, 0.6)
         workers = start_workers(stack, wanted, plan, converted, python, environment)
-        batches = [64] if said.quick else said.batch_sizes
-        many, single = (64, 8) if said.quick else (min(said.sentences, count), 100)
+        batches = (64,) if said.quick else said.batch_sizes or device.batch_sizes
+        many, single = (64, 8) if said.quick else (min(said.sentences or device.sentences, count), 100)
         orders = [Order(beam, batch, many) for beam in (1, 4) for batch in batches]
-        orders += [Order(beam, 1, min(single, count)) for beam in (1, 4)]
+        if said.device == "cpu":
+            orders += [Order(beam, 1, min(single, count)) for beam in (1, 4)]
         return measure(workers, orders, 1 if said.quick else said.rounds)
 
 

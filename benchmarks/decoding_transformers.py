@@ -11,15 +11,16 @@ def main() -> None:
     torch.set_num_threads(plan.threads)
     bare = resident_bytes()
     precision, attention = plan.form.split()
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = AutoModelForSeq2SeqLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention).eval()
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    model = AutoModelForSeq2SeqLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention)
+    model.to(plan.device).eval()
     ids, pad_id, end_id = sentences["ids"], model.config.pad_token_id, model.config.eos_token_id
 
     def decode(places: list[int], beam_size: int) -> int:
         rows = [ids[place] for place in places]
         width = max(map(len, rows))
-        source = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
-        present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        source = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=plan.device)
+        present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=plan.device)
         with torch.inference_mode():
             found = model.generate(
                 input_ids=source,

@@ -24,6 +24,8 @@ class Plan(NamedTuple):
     form: str
     """The engine's precision, and what else it can choose."""
     threads: int
+    device: str
+    """`cpu` or `cuda`."""
     longest: int
     """New pieces at most, end symbol included."""
     length_penalty: float

@@ -1,6 +1,7 @@
 """Virtual environments for the toolkits that benchmarks compare with: made once, used by every run after that.
 
-They are below ~/.cache/transduce-benchmarks, or where $TRANSDUCE_BENCHMARK_ENVIRONMENTS says, a folder a peer.
+They are below ~/.cache/transduce-benchmarks, or where $TRANSDUCE_BENCHMARK_ENVIRONMENTS says, a folder a peer. Where
+nothing can be installed, $TRANSDUCE_BENCHMARK_PYTHON names an interpreter that has the peers already.
 """
 
 import hashlib
@@ -23,6 +24,8 @@ def peer_python(name: str, requirements: Iterable[str]) -> Path:
     torch is pinned to our own version, so that a comparison is of toolkits. The environment is made again when the
     requirements change, or when making it was interrupted.
     """
+    if said := os.environ.get("TRANSDUCE_BENCHMARK_PYTHON"):
+        return Path(said)
     folder = environments_folder() / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = _stamp([*requirements, pinned("torch")])

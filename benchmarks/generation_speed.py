@@ -75,7 +75,7 @@ def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str
         prompts = Path(scratch) / "prompts.json"
         write_prompts(generator, 16, prompts)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        plan = Plan(str(folder), str(prompts), "", threads, NEW, 0.0)
+        plan = Plan(str(folder), str(prompts), "", threads, "cpu", NEW, 0.0)
         workers = start_workers(stack, CONTENDERS, plan, converted, python, environment)
         return {
             found: rows
