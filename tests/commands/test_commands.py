@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from transduce.commands.main import VERBS, main
 from transduce.runtime.translator import Translator
@@ -298,6 +299,16 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
 
 
 # --- demo ------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(_: object) -> int:
+        torch.empty(1 << 60, dtype=torch.uint8)
+        return 0
+
+    monkeypatch.setattr("transduce.commands.doctor.run", exhausted)
+    assert main(["doctor", "models/large"]) == 2
+    assert capsys.readouterr().err.startswith("transduce: Memory ran out: use a smaller model, ")
 
 
 def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:

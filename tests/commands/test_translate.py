@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from transduce.commands.main import main
+from transduce.runtime import workers
 from transduce.runtime.translator import Translator
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -58,6 +59,22 @@ def test_workers_write_what_one_process_writes(
     alone = run(capsys, trained, file, *QUICK)
     assert alone.count("\n") == 15
     assert run(capsys, trained, file, "--workers", "2", *QUICK) == alone
+
+
+def test_no_more_workers_start_than_there_is_work_for(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, lines: list[str]
+) -> None:
+    started = []
+
+    class Counted(workers._Worker):
+        def __init__(self, recipe: workers.Recipe) -> None:
+            started.append(recipe)
+            super().__init__(recipe)
+
+    monkeypatch.setattr(workers, "_Worker", Counted)
+    file = write_lines("in.zh", lines)
+    assert run(capsys, trained, file, "--workers", "1000", *QUICK) == run(capsys, trained, file, *QUICK)
+    assert len(started) == 1
 
 
 def test_a_workers_mistake_is_one_sentence(

@@ -147,6 +147,12 @@ def test_threads_must_be_positive(threads: int) -> None:
         detect_machine("cpu", threads)
 
 
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    """By so many, the system would end the process."""
+    with pytest.raises(TransduceError, match="`threads` must be at most 1,024, but is 100,000"):
+        detect_machine("cpu", 100_000)
+
+
 def test_a_machine_in_one_line() -> None:
     line = describe(Machine(device="cpu", threads=1, amx=True, avx512_bf16=True))
     assert line.endswith("cpu, 1 thread, AMX and AVX-512 bf16")

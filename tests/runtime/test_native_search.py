@@ -175,5 +175,7 @@ def test_it_stands_aside_where_something_sways_the_choice() -> None:
     scorer = TransformerScorer(model, sources())
     assert find_search_program(scorer, bounds, Beam(beam_size=4, groups=2)) is None
     assert find_search_program(scorer, bounds, Beam(beam_size=V)) is None
+    roomy = Bounds(PAD, END, torch.full((len(LONGEST),), 1_000_000))
+    assert find_search_program(scorer, roomy, Beam(beam_size=4)) is None
     attentive = TransformerScorer(model, sources(), attentive=True)
     assert find_search_program(attentive, bounds, Beam(beam_size=4)) is None

@@ -3,7 +3,9 @@
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -150,11 +152,50 @@ def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size
         ({"max_length": 0}, "`max_length` must be at least 1, but is 0"),
         ({"length_penalty": -1}, "`length_penalty` must not be negative, but is -1"),
         ({"length_penalty": math.nan}, "`length_penalty` must not be negative, but is nan"),
+        ({"length_penalty": 11}, "`length_penalty` must be at most 10, but is 11"),
+        ({"length_penalty": "x"}, "`length_penalty` must be a number, but is 'x'"),
+        ({"beam_size": 2.5}, r"`beam_size` must be a whole number, but is 2\.5"),
+        ({"beam_size": True}, "`beam_size` must be a whole number, but is True"),
+        ({"max_length": "9"}, "`max_length` must be a whole number, but is '9'"),
+        ({"max_length": 10**9}, "`max_length` must be at most 1,000,000, but is 1,000,000,000"),
     ],
 )
 def test_options_out_of_range_are_refused(translator: Translator, options: dict[str, int], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator("我", **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "A text, a `str`, or a list of texts is asked for, but None was given"),
+        (b"abc", "A text, a `str`, or a list of texts is asked for, but b'abc' was given"),
+        (["我", None], "A text must be a `str`, but number 2 of those given is None: leave it out"),
+        ([["我"]], r"A text must be a `str`, but number 1 of those given is \['我'\]"),
+    ],
+)
+def test_what_is_no_text_is_refused(translator: Translator, given: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator(given)
+
+
+def test_numbers_of_numpy_are_numbers(translator: Translator) -> None:
+    search = SearchSettings(beam_size=np.int64(2), max_length=np.int32(9), length_penalty=np.float32(0.5))  # type: ignore[arg-type]
+    assert translator("我", search=search) == translator("我", beam_size=2, max_length=9, length_penalty=0.5)
+
+
+def test_room_for_a_million_pieces_takes_none(translator: Translator, sentences: list[str]) -> None:
+    """Whoever means "no limit" gets the same translations, and no memory is set aside for what is never written."""
+    assert translator(sentences[:8], max_length=1_000_000) == translator(sentences[:8], max_length=500)
+
+
+def test_memory_that_runs_out_is_told_with_settings(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr("transduce.runtime.translator.begin_search", exhausted)
+    with pytest.raises(TransduceError, match="Memory ran out with `beam_size` 40 and `n_best` 1: lower them, or the"):
+        translator("我", beam_size=40)
 
 
 def test_the_model_under_it_gives_logits(translator: Translator) -> None:

@@ -120,6 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"transduce: {strange!a} is no text in UTF-8: write it so, or put it into a file.\n")
         return 2
+    except (MemoryError, RuntimeError) as error:
+        from transduce.training.exhaustion import is_exhaustion
+
+        if not is_exhaustion(error):
+            raise
+        sys.stderr.write("transduce: Memory ran out: use a smaller model, shorter texts, or a larger machine.\n")
+        return 2
     except OSError as error:
         if error.strerror is None:
             raise

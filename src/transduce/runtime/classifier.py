@@ -19,6 +19,7 @@ from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
+from transduce.runtime.texts import as_texts
 from transduce.text.marks import marks_of
 from transduce.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ class Classifier:
     def __call__(self, text: list[str] | tuple[str, ...]) -> list[Classification]: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Classification | list[Classification]:
         """The class of a text, or of each of several; the order is kept."""
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = as_texts(text)
         probabilities = self.probabilities(texts)
         found = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]
         return found[0] if isinstance(text, str) else found

@@ -16,6 +16,7 @@ from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
+from transduce.runtime.texts import as_text
 from transduce.text.marks import MASK, encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.tokenizer import Tokenizer
 
@@ -71,7 +72,7 @@ class Filler:
         """
         if candidates < 1:
             raise TransduceError(f"At least 1 candidate a mask must be asked for, but it is {candidates}.")
-        ids = encode_with_masks(self.tokenizer.source, text)
+        ids = encode_with_masks(self.tokenizer.source, as_text(text))
         masks = [place for place, id in enumerate(ids) if id == self._marks.mask]
         if not masks:
             raise TransduceError(f'There is nothing to fill in "{text}": put {MASK} where a piece is to be found.')

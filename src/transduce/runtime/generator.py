@@ -18,11 +18,13 @@ from transduce.model.decoder import Decoder
 from transduce.model.fast import decoded_model
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.decoding import build_rules
+from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.folder import read_decoder_folder
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.precision import precision_of
 from transduce.runtime.summary import summary
+from transduce.runtime.texts import as_text
 from transduce.runtime.untrusted import read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
@@ -146,7 +148,7 @@ class Generator:
         """
         chosen = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
-        with torch.inference_mode():
+        with torch.inference_mode(), explaining_exhaustion(chosen):
             (found,) = run(self._begin(ids, chosen, one_line=one_line))
         return Generation(prompt, tuple(self._continuation(ids, each) for each in found))
 
@@ -198,7 +200,7 @@ class Generator:
         toolkit has before each.
         """
         end, before = self.vocabulary.eos_id, self.vocabulary.before
-        first, *others = self.vocabulary.encode_batch(text.split("\n"))
+        first, *others = self.vocabulary.encode_batch(as_text(text).split("\n"))
         start = before or (end,)
         return [*start, *first, *(piece for line in others for piece in (end, *before, *line))]
 

@@ -18,6 +18,8 @@ Precision = Literal["fp32", "bf16"]
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
 
+_MOST_THREADS = 1024  # of some ten thousand the system ends the process
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as far as it matters here."""
@@ -64,10 +66,11 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
             use.
 
     Raises:
-        TransduceError: the device is not there, or the number of threads is not positive.
+        TransduceError: the device is not there, or the number of threads is not positive, or more than any machine has.
     """
-    if threads is not None and threads < 1:
-        raise TransduceError(f"`threads` must be at least 1, but is {threads}.")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        limit = "at least 1" if threads < 1 else f"at most {_MOST_THREADS:,}"
+        raise TransduceError(f"`threads` must be {limit}, but is {threads:,}.")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     found = _find_device(device)
     if found.startswith("cuda"):

@@ -20,6 +20,8 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer
 if TYPE_CHECKING:
     from transduce.model.native.search import NativeSearch
 
+_MOST_ROOM = 1 << 22  # pieces of all hypotheses: the program has room for the greatest length from the beginning
+
 
 class SearchProgram:
     """The same hypotheses as those of `BeamSearch`, or of one hypothesis, of `Walk`. Implements `loop.Search`."""
@@ -81,7 +83,7 @@ class SearchProgram:
 
 
 def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchProgram | None:
-    """The search of a scorer at its first step, without rules; None where there is no program for it.
+    """The search of a scorer at its first step, without rules; None where there is no program, or no room, for it.
 
     Args:
         scorer: of one model.
@@ -98,6 +100,8 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
     if not supports_search(state.output.outputs, beam.beam_size):
         return None
     longest: list[int] = bounds.longest.tolist()
+    if max(longest) * len(longest) * beam.beam_size > _MOST_ROOM:
+        return None
     penalties = _penalties(beam.alpha, 1 + (max(longest) + 2) // 64)
     limits = NativeBounds(
         start_id=bounds.start_id,

@@ -22,6 +22,7 @@ from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
+from transduce.runtime.texts import as_texts
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.brackets import BalancedBrackets, BracketPiece
 from transduce.search.greedy import Walk, take_best
@@ -91,7 +92,7 @@ class Parser:
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
         """The tree of a sentence, or of each of several; the order is kept."""
-        sentences = [sentence] if isinstance(sentence, str) else list(sentence)
+        sentences = as_texts(sentence)
         found = self.parse([each.split() for each in sentences])
         return found[0] if isinstance(sentence, str) else found
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.runtime.texts import as_texts
 from transduce.runtime.translation import Translation, join_parts, nothing
 from transduce.search.scorer import Observer
 from transduce.text.filters import FilterSettings
@@ -50,12 +50,7 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[
     Raises:
         TransduceError: one is no text.
     """
-    for number, sentence in enumerate(sentences, 1):
-        if not isinstance(sentence, str):
-            raise TransduceError(
-                f"What is translated must be text, a `str`, but number {number} is {sentence!r}: leave it out, or give "
-                "an empty text."
-            )
+    sentences = as_texts(sentences)
     texts = [
         (text, sentence, number)
         for sentence, whole in enumerate(sentences)

@@ -12,6 +12,7 @@ from typing import TypedDict, overload
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.runtime.texts import as_texts
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
@@ -100,7 +101,7 @@ class TranslationPipeline:
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )
-        sentences = [inputs] if isinstance(inputs, str) else list(inputs)
+        sentences = as_texts(inputs)
         found = self.translator.translate(sentences, search)
         answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in found]
         if isinstance(inputs, str):

@@ -12,6 +12,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, most_positions, pad
 from transduce.runtime.ensembles import check_vocabularies
+from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.folder import read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.like_lengths import pieces_at_once
@@ -25,6 +26,7 @@ from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import refuse_parsers
+from transduce.runtime.texts import as_texts
 from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -147,7 +149,7 @@ class Translator:
         said = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         changes = {name: value for name, value in said.items() if value is not None}
         chosen = msgspec.structs.replace(search or self.search, **changes)
-        sentences = [text] if isinstance(text, str) else list(text)
+        sentences = as_texts(text)
         wanted = [phrases] * len(sentences)
         found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted)
         return found[0] if isinstance(text, str) else found
@@ -237,9 +239,10 @@ class Translator:
         growing = GrowingText(self.tokenizer.target)
         if search.strict:
             self._proof.check(search)
-        progress = self._begin(batch, search)
+        with explaining_exhaustion(search):
+            progress = self._begin(batch, search)
         while len(progress.rows):
-            with torch.inference_mode():  # not while the caller has its turn
+            with torch.inference_mode(), explaining_exhaustion(search):  # not while the caller has its turn
                 progress.advance()
                 text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
             if text:
@@ -289,7 +292,7 @@ class Translator:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
         batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
-        with torch.inference_mode():
+        with torch.inference_mode(), explaining_exhaustion(search):
             return run(self._begin(batch, search), observer)
 
     def _batches(

@@ -74,8 +74,10 @@ class Workers:
     """A context in which portions are translated by several processes."""
 
     def __init__(self, recipe: Recipe, count: int) -> None:
-        """Starts them; each opens the model on its own."""
-        self.workers = [_Worker(recipe) for _ in range(count)]
+        """At most so many, which start as there is work for them; each opens the model on its own."""
+        self.count = count
+        self.workers: list[_Worker] = []
+        self._recipe = recipe
 
     def __enter__(self) -> "Workers":
         return self
@@ -102,7 +104,7 @@ class Workers:
         for number, portion in enumerate(waiting):
             given[number] = portion
             self._idlest().send(number, portion)
-            while len(given) >= _WAITING_EACH * len(self.workers):
+            while len(given) >= _WAITING_EACH * self.count:
                 finished |= self._receive()
                 while following in finished:
                     yield given.pop(following), finished.pop(following)
@@ -114,6 +116,8 @@ class Workers:
             following += 1
 
     def _idlest(self) -> _Worker:
+        if len(self.workers) < self.count and all(worker.numbers for worker in self.workers):
+            self.workers.append(_Worker(self._recipe))
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:

@@ -1,6 +1,8 @@
 """How to search."""
 
 import math
+from functools import cache
+from numbers import Integral, Real
 
 import msgspec
 
@@ -17,7 +19,43 @@ _NOT_NEGATIVE = (
     "coverage_penalty",
     "diversity_penalty",
 )
+_MILLION = 1_000_000
+# Beyond these, a penalty would leave the range of float32, and a beam would go on for hours: with room for so many
+# pieces, the length penalty may always make up for more log-probability than has been lost.
+_GREATEST = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
+_GREATEST |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
 _LEAST_TEMPERATURE = 1e-30  # divided by less, logits would leave the range of float32
+
+
+def _check_numbers(settings: msgspec.Struct) -> None:
+    """Whoever calls from Python may hand in anything. NumPy's numbers become Python's."""
+    for name, is_whole in _numbers_of(type(settings)).items():
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        fits = isinstance(value, Integral) if is_whole else isinstance(value, Real)
+        if isinstance(value, bool) or not fits:
+            raise TransduceError(f"`{name}` must be a {'whole ' if is_whole else ''}number, but is {value!r}.")
+        if not isinstance(value, int | float):
+            msgspec.structs.force_setattr(settings, name, int(value) if is_whole else float(value))
+
+
+def _check_ranges(settings: "SearchSettings") -> None:
+    for name in _NOT_NEGATIVE:
+        if not getattr(settings, name) >= 0:
+            raise TransduceError(f"`{name}` must not be negative, but is {getattr(settings, name)}.")
+        if getattr(settings, name) == math.inf:
+            raise TransduceError(f"`{name}` must be finite, but is inf.")
+    for name, most in _GREATEST.items():
+        if (getattr(settings, name) or 0) > most:
+            raise TransduceError(f"`{name}` must be at most {most:,}, but is {getattr(settings, name):,}.")
+
+
+@cache
+def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, bool]:
+    """Its fields that are numbers, and whether these are whole."""
+    numbers = {int: True, int | None: True, float: False}
+    return {field.name: numbers[field.type] for field in msgspec.structs.fields(kind) if field.type in numbers}
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +71,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     seed: int = 1
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         if not _LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise TransduceError(f"`temperature` must be greater than 0 and finite, but is {self.temperature}.")
         if self.top_k < 0:
@@ -76,6 +115,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generate: GenerateSettings | None = None
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         if self.beam_size < 1:
             raise TransduceError(f"`beam_size` must be at least 1, but is {self.beam_size}.")
         if self.n_best < 1:
@@ -84,11 +124,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise TransduceError(
                 f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
             )
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise TransduceError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
-            if getattr(self, name) == math.inf:
-                raise TransduceError(f"`{name}` must be finite, but is inf.")
+        _check_ranges(self)
         if self.max_length_factor > _GREATEST_FACTOR:
             raise TransduceError(
                 f"`max_length_factor` must be at most {_GREATEST_FACTOR:,}, but is {self.max_length_factor}: "

@@ -53,6 +53,7 @@ from transduce.training.checkpoint import newest_state
 from transduce.training.choices import choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.exhaustion import explaining_a_large_model
 from transduce.training.interruption import outliving_the_terminal
 from transduce.training.loop import CHECKPOINTS, Trainer, TrainResult
 from transduce.training.lora import count_parameters
@@ -302,7 +303,8 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     """Takes all steps. Settings or data of which nothing can be made leave no run behind that was not there before."""
     keep_freed_memory()
     try:
-        trainer = _make_trainer(run, resolved, corpus)
+        with explaining_a_large_model():
+            trainer = _make_trainer(run, resolved, corpus)
     except TransduceError as error:
         if run.begun is not None and not is_of_the_disk(error):
             run.begun.undo()

@@ -33,7 +33,7 @@ def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> Iter
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_exhaustion(error):
+        if not is_exhaustion(error):
             raise
         raise TransduceError(
             f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
@@ -41,8 +41,26 @@ def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> Iter
         ) from error
 
 
-def _is_exhaustion(error: BaseException) -> bool:
-    """The processor's allocator raises a plain RuntimeError."""
+@contextmanager
+def explaining_a_large_model() -> Iterator[None]:
+    """The same while a model and its optimizer's state are made.
+
+    Raises:
+        TransduceError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_exhaustion(error):
+            raise
+        raise TransduceError(
+            "Memory ran out for the model and what training keeps of each weight: lower `model.d_model`, `model.d_ff`, "
+            "the numbers of layers or `tokenizer.vocabulary_size`."
+        ) from error
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether memory ran out: the processor's allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "DefaultCPUAllocator" in str(error) or "could not create a memory object" in str(error)
