@@ -77,6 +77,7 @@ LLAMA_3 = LLAMA | {
     "rotary_base": 500.0,
     "rotary_scaling": RotaryScaling(factor=4.0, original_length=16),
 }
+QWEN2 = LLAMA | {"num_key_value_heads": 2, "projection_bias": True}
 ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
 TYPES = [[int(place > 3) for place in range(len(row))] for row in ROWS]
 
@@ -99,6 +100,7 @@ def config_of(**changes: Any) -> ModelConfig:
         (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
         (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
         (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),
+        (QWEN2, "Qwen2ForCausalLM", "AutoModelForCausalLM"),
         (BERT | NO_PIECES, None, None),
         (BERT | {"num_labels": 3}, None, None),
         (BERT | {"token_types": 0}, None, None),
@@ -235,7 +237,9 @@ def test_what_a_class_leaves_aside() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3], ids=["1", "2", "3", "4"]
+    "changes",
+    [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
+    ids=["1", "2", "3", "4", "5"],
 )
 def test_a_language_models_pieces(
     make_model: MakeModel,

@@ -63,6 +63,7 @@ ENCODER_DECODERS = [
     ("T5ForConditionalGeneration", T5),
     ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     ("T5ForConditionalGeneration", T5 | {"d_kv": 8, "feed_forward_proj": "gated-silu"}),
+    ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
 ]
 ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForMaskedLM", BERT),
@@ -79,6 +80,9 @@ DECODERS = [
     ("LlamaForCausalLM", LLAMA),
     ("LlamaForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True, "rope_parameters": ROTATION}),
+    ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2, "sliding_window": None}),
+    ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 2}),
+    ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 ]
 
 
@@ -269,6 +273,8 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(vocab_size=None), "must say `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
+        (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
+        (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
     ],
 )

@@ -225,14 +225,17 @@ def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes]
     check_ids(theirs, vocabulary, texts.lines[:3000], ends=False)
 
 
-def test_llama_3(texts: Texts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama3", "qwen2"])
+def test_byte_pairs_of_large_language_models(family: str, texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     from transduce.text.byte_level import PATTERNS
 
-    pattern = next(text for text, name in PATTERNS.items() if name == "llama3")
-    model = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    pattern = next(text for text, name in PATTERNS.items() if name == family)
+    model = tokenizers.Tokenizer(models.BPE(ignore_merges=family == "llama3"))
+    if family == "qwen2":
+        model.normalizer = normalizers.NFC()
     cut = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     model.pre_tokenizer = pre_tokenizers.Sequence([cut, bytes_of])
@@ -245,9 +248,9 @@ def test_llama_3(texts: Texts, tmp_path: Path) -> None:
     fast = peers().PreTrainedTokenizerFast
     theirs = fast(tokenizer_object=model, bos_token="<|begin|>", eos_token="<|end|>")
     theirs.save_pretrained(tmp_path)
-    vocabulary = ours(tmp_path, "llama", eos_id=1).source
+    vocabulary = ours(tmp_path, family.rstrip("3"), eos_id=1).source
     assert isinstance(vocabulary, ForeignVocabulary)
-    check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL"], ends=False)
+    check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL cafe\u0301"], ends=False)
 
 
 def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:

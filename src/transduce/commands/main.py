@@ -36,7 +36,7 @@ VERBS = {
     "plot": "draw positions, masks, schedules, attention, and the course of a run",
     "doctor": "prove that a model is wired as it must be, and find what is wrong with a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
-    "import": "bring in a Hugging Face model: Marian, NLLB, BART, mBART, T5, BERT, GPT-2, Llama and others",
+    "import": "bring in a Hugging Face model: Marian, NLLB, BART, mBART, T5, BERT, GPT-2, Llama, Qwen2 and others",
 }
 
 

@@ -1,4 +1,4 @@
-"""Our models as Hugging Face's: Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2 and Llama compute the same.
+"""Our models as Hugging Face's: Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2, Llama, Qwen2 compute the same.
 
 A model folder holds the weights under the names of the class that fits, so that it opens there with no export step. A
 configuration that no class can hold keeps our own names, and its `config.json` names no class. Folders that were
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.interop.exported import MAXIMUM_POSITIONS
-from transduce.interop.huggingface_families import Family, family_for
+from transduce.interop.huggingface_families import family_for
+from transduce.interop.huggingface_family import Family
 from transduce.interop.import_names import Family as StoredNames
 from transduce.interop.import_names import Names, family_of, find_names
 from transduce.model.config import ModelConfig
@@ -102,7 +103,12 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
     if config.kind == "decoder":
         longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
         never = sorted({config.pad_id, unk_id} - {config.eos_id})
-        return {"bos_token_id": config.start_id, **ids, "bad_words_ids": [[id] for id in never], "max_length": longest}
+        return {
+            "bos_token_id": config.start_id,
+            **ids,
+            "bad_words_ids": [[id] for id in never] or None,
+            "max_length": longest,
+        }
     if config.kind not in ("transformer", "recurrent"):
         return None
     found = {"decoder_start_token_id": config.start_id, **ids, "bad_words_ids": [[config.pad_id]]}

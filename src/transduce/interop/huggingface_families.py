@@ -3,15 +3,15 @@ says these.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from transduce.interop.exported import MAXIMUM_POSITIONS
-from transduce.model.config import Kind, ModelConfig
+from transduce.interop.huggingface_decoders import GPT2, LLAMA, QWEN2
+from transduce.interop.huggingface_family import ACTIVATIONS, Family, meant_settings
+from transduce.model.config import ModelConfig
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
-_GATES = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}
 # T5's name for the tanh form after a gate is "gelu", which it has always been.
 _T5_ACTIVATIONS = {
     "relu": "relu",
@@ -21,29 +21,6 @@ _T5_ACTIVATIONS = {
     "geglu-tanh": "gated-gelu",
     "swiglu": "gated-silu",
 }
-
-
-class Family(NamedTuple):
-    """A class, and the settings without which it is another one's."""
-
-    architecture: str
-    model_type: str
-    kind: Kind
-    wanted: Mapping[str, object]
-    """Settings that must have these values."""
-    free: frozenset[str]
-    """Settings that may have any value. All others must have the default one."""
-    activations: Mapping[str, str]
-    """Their names of the functions that the class has."""
-    content: Callable[[ModelConfig], dict[str, Any]]
-    """The class's own keys of config.json."""
-    unless: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Settings that do not go together there."""
-    automatic: str = "AutoModelForSeq2SeqLM"
-    """What opens it."""
-    stores_sinusoids: bool = False
-    stores_output_bias: bool = True
-    """A bias on the logits is stored, zero or not."""
 
 
 def family_for(config: ModelConfig) -> Family | None:
@@ -59,25 +36,12 @@ def huggingface_obstacles(config: ModelConfig) -> list[str]:
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
     """Settings that keep a model from being of this class, in the order of the configuration."""
-    found, wanted = _meant(config), _usual(config) | dict(family.wanted) | {"kind": family.kind}
+    found, wanted = meant_settings(config), _usual(config) | dict(family.wanted) | {"kind": family.kind}
     differing = {name for name, value in wanted.items() if name not in family.free and found[name] != value}
     if config.activation not in family.activations:
         differing.add("activation")
     differing |= set(family.unless(config))
     return [name for name in msgspec.structs.asdict(config) if name in differing]
-
-
-def _meant(config: ModelConfig) -> dict[str, object]:
-    """The settings by name; where nothing was said, what that means."""
-    return msgspec.structs.asdict(config) | {
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "d_k": config.key_width,
-        "d_v": config.value_width,
-        "final_norm": config.has_final_norm,
-        "projection_bias": config.bias if config.projection_bias is None else config.projection_bias,
-        "attention_output_bias": config.bias if config.attention_output_bias is None else config.attention_output_bias,
-        "feed_forward_bias": config.bias if config.feed_forward_bias is None else config.feed_forward_bias,
-    }
 
 
 def _usual(config: ModelConfig) -> dict[str, object]:
@@ -115,7 +79,7 @@ def _bart_like(config: ModelConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": _ACTIVATIONS[config.activation],
+        "activation_function": ACTIVATIONS[config.activation],
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.activation_dropout,
@@ -180,7 +144,7 @@ def _of_bart(
         "transformer",
         wanted,
         _BART_FREE,
-        _ACTIVATIONS,
+        ACTIVATIONS,
         _bart_like,
         stores_sinusoids=stores_sinusoids,
     )
@@ -217,7 +181,7 @@ _M2M100 = Family(
     "transformer",
     {"position_offset": 2, "sinusoids_to_end": True},
     frozenset(("scale_embeddings",)),
-    _ACTIVATIONS,
+    ACTIVATIONS,
     _bart_like,
     lambda config: [
         *(["pad_id"] if config.pad_id != 1 else []),
@@ -237,7 +201,7 @@ def _bert(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_encoder_layers,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.d_ff,
-        "hidden_act": _ACTIVATIONS[config.activation],
+        "hidden_act": ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
         "max_position_embeddings": config.max_positions,
@@ -262,107 +226,13 @@ def _of_bert(
         "encoder",
         bricks | dict(wanted),
         frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
-        _ACTIVATIONS,
+        ACTIVATIONS,
         _bert,
         lambda config: [*(["token_types"] if config.token_types == 0 else []), *unless(config)],
         automatic=automatic,
         stores_output_bias=wanted["masked_language_head"] is True,
     )
 
-
-# --- a decoder alone --------------------------------------------------------------------------------------------
-
-
-def _gpt2(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.target_vocabulary_size,
-        "n_embd": config.d_model,
-        "n_layer": config.num_decoder_layers,
-        "n_head": config.num_heads,
-        "n_inner": config.d_ff,
-        "n_positions": config.max_positions,
-        "activation_function": _ACTIVATIONS[config.activation],
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "attn_pdrop": config.attention_dropout,
-        "layer_norm_epsilon": config.norm_epsilon,
-        "tie_word_embeddings": config.tie_output,
-        "bos_token_id": config.start_id,
-    }
-
-
-def _llama(config: ModelConfig) -> dict[str, Any]:
-    meant = _meant(config)
-    rotation: dict[str, Any] = {"rope_type": "default"}
-    if config.rotary_scaling is not None:
-        rotation = {
-            "rope_type": "llama3",
-            "factor": config.rotary_scaling.factor,
-            "low_freq_factor": config.rotary_scaling.low_frequency_factor,
-            "high_freq_factor": config.rotary_scaling.high_frequency_factor,
-            "original_max_position_embeddings": config.rotary_scaling.original_length,
-        }
-    return {
-        "vocab_size": config.target_vocabulary_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.num_decoder_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": meant["num_key_value_heads"],
-        "head_dim": config.key_width,
-        "hidden_act": _GATES[config.activation],
-        "max_position_embeddings": MAXIMUM_POSITIONS,
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": meant["projection_bias"],
-        "mlp_bias": meant["feed_forward_bias"],
-        "attention_dropout": config.attention_dropout,
-        # What transformers 5 reads, and what version 4 does.
-        "rope_parameters": rotation | {"rope_theta": config.rotary_base},
-        "rope_theta": config.rotary_base,
-        "rope_scaling": rotation if config.rotary_scaling is not None else None,
-        "tie_word_embeddings": config.tie_output,
-        "bos_token_id": config.start_id,
-    }
-
-
-def _unless_llama(config: ModelConfig) -> list[str]:
-    """One setting there stands for the biases of all four projections, and one for the widths of all heads."""
-    meant = _meant(config)
-    return [
-        *(["d_v"] if config.value_width != config.key_width else []),
-        *(["num_heads"] if config.d_model % config.num_heads else []),
-        *(["attention_output_bias"] if meant["projection_bias"] != meant["attention_output_bias"] else []),
-    ]
-
-
-_GPT2 = Family(
-    "GPT2LMHeadModel",
-    "gpt2",
-    "decoder",
-    {"positions": "learned", "scale_embeddings": False},
-    frozenset(("norm_epsilon", "tie_output")),
-    _ACTIVATIONS,
-    _gpt2,
-    automatic="AutoModelForCausalLM",
-    stores_output_bias=False,
-)
-_LLAMA = Family(
-    "LlamaForCausalLM",
-    "llama",
-    "decoder",
-    {"positions": "rotary", "norm": "rms", "scale_embeddings": False},
-    frozenset(
-        (
-            *("norm_epsilon", "tie_output", "num_key_value_heads", "d_k", "d_v", "rotary_base", "rotary_scaling"),
-            *("projection_bias", "attention_output_bias", "feed_forward_bias"),
-        )
-    ),
-    _GATES,
-    _llama,
-    _unless_llama,
-    automatic="AutoModelForCausalLM",
-    stores_output_bias=False,
-)
 
 FAMILIES = (
     _of_bart("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
@@ -386,6 +256,7 @@ FAMILIES = (
         unless=lambda config: ["num_labels"] if config.num_labels == 0 else [],
     ),
     _of_bert("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
-    _GPT2,
-    _LLAMA,
+    GPT2,
+    LLAMA,
+    QWEN2,
 )

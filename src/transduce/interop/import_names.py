@@ -185,6 +185,14 @@ _T5 = Family(
 _GATED_T5 = _T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
 _LABELLED_ROBERTA = _ROBERTA._replace(names=(*_ROBERTA.names, _each("pooler", "classifier.dense")))
 
+_LLAMA = Family(
+    names=_LLAMA_NAMES,
+    shared="model.embed_tokens.weight",
+    output="lm_head.weight",
+    prefix="model.",
+    ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
+
 _FAMILIES = {
     "bart": _BART,
     "mbart": _BART,
@@ -192,6 +200,7 @@ _FAMILIES = {
     "pegasus": _SINUSOIDAL,
     "m2m_100": _SINUSOIDAL,
     "t5": _T5,
+    "mt5": _T5,
     "bert": Family(
         names=_bert_names("bert") + _BERT_HEADS,
         shared="bert.embeddings.word_embeddings.weight",
@@ -212,19 +221,15 @@ _FAMILIES = {
         # The mask of the future, as a tensor.
         ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
     ),
-    "llama": Family(
-        names=_LLAMA_NAMES,
-        shared="model.embed_tokens.weight",
-        output="lm_head.weight",
-        prefix="model.",
-        ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
-    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
 }
 
 
 def family_of(model_type: str, present: Collection[str]) -> Family:
     """The tables of a `model_type`, in the variant that these tensors are of."""
-    if model_type == "t5" and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
+    if _FAMILIES[model_type] is _T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
     family = _FAMILIES[model_type]
     if family is _ROBERTA and "classifier.dense.weight" in present:

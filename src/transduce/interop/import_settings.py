@@ -198,6 +198,10 @@ def _t5(config: ConfigReader) -> Settings:
     }
 
 
+def _mt5(config: ConfigReader) -> Settings:
+    return _t5(config) | {"output_scale": 1.0}
+
+
 # --- an encoder alone -------------------------------------------------------------------------------------------
 
 
@@ -299,6 +303,17 @@ def _llama(config: ConfigReader) -> Settings:
     )
 
 
+def _mistral(config: ConfigReader) -> Settings:
+    config.must_be({"sliding_window": None})
+    return _llama(config)
+
+
+def _qwen2(config: ConfigReader) -> Settings:
+    """Llama with biases on queries, keys and values alone."""
+    config.must_be({"use_sliding_window": False})
+    return _llama(config) | {"projection_bias": True}
+
+
 def _rotation(config: ConfigReader) -> Settings:
     """`rope_parameters` of today's files; `rope_theta` and `rope_scaling` of older ones."""
     said = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
@@ -340,11 +355,14 @@ SETTINGS: dict[str, Callable[[ConfigReader], Settings]] = {
     "pegasus": _pegasus,
     "m2m_100": _m2m100,
     "t5": _t5,
+    "mt5": _mt5,
     "bert": _bert,
     "roberta": _roberta,
     "xlm-roberta": _roberta,
     "camembert": _roberta,
     "gpt2": _gpt2,
     "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
 }
 """From `model_type` to the settings of a model."""

@@ -16,7 +16,8 @@ from transduce.text.model_proto import read_pieces
 from transduce.text.word_pieces import WordPieces
 
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
-_DECODERS = ("gpt2", "llama")
+_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
+_SPACED = ("llama", "mistral")  # their sentencepiece models cut otherwise than sentencepiece
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 _PEGASUS_OFFSET = 103
@@ -153,12 +154,14 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
         parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
         # sentencepiece's own file says the same, and is faster.
         by_merges = not isinstance(parts.cutting, ByteLevelPairs | WordPieces | SentencePieces)
-        return parts._replace(cutting=SentencePieces(model)) if model and by_merges and model_type != "llama" else parts
+        if model is None or not by_merges or model_type in _SPACED:
+            return parts
+        return parts._replace(cutting=SentencePieces(model))
     if model is not None:
         ids = _sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieces(model), ids)
         starts = model_type == "xlm-roberta" or (
-            model_type == "llama" and files.json("tokenizer_config.json").get("add_bos_token", True)
+            model_type in _SPACED and files.json("tokenizer_config.json").get("add_bos_token", True)
         )
         return parts._replace(before=(ids["<s>"],)) if starts and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
@@ -181,7 +184,7 @@ def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]
         tags = [text for text in _extra_tokens(files) if _TAG.fullmatch(text)]
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
         return ids | {"<mask>": len(pieces) + 1 + len(tags)}
-    if model_type == "t5":
+    if model_type in ("t5", "mt5"):
         extra = _count(settings, "extra_ids", 100)
         last = len(pieces) + extra - 1
         own = {f"<extra_id_{number}>": last - number for number in range(extra)}
@@ -191,7 +194,7 @@ def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]
         named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(named[: offset + 2])}
-    if model_type == "llama":
+    if model_type in _SPACED:
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
 

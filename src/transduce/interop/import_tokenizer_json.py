@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from transduce.errors import TransduceError
-from transduce.text.byte_level import PATTERNS, ByteLevelPairs
+from transduce.text.byte_level import PATTERNS, ByteLevelPairs, PatternName
 from transduce.text.foreign_sentencepiece import SentencePieces, unigram_model
 from transduce.text.model_proto import Piece, PieceType
 from transduce.text.spaced_pairs import SpacedPairs
@@ -183,9 +183,9 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 
 def _byte_level(model: Mapping[str, Any], merges: tuple[tuple[str, str], ...], steps: _Steps) -> ByteLevelPairs:
-    steps.check(normalizers=set(), cutters={"ByteLevel", "Split"})
+    steps.check(normalizers={"NFC"}, cutters={"ByteLevel", "Split"})
     split, byte_level = steps.cutter("Split"), steps.cutter("ByteLevel")
-    pattern = "gpt2"
+    pattern: PatternName = "gpt2"
     if split is not None:
         expression = split["pattern"].get("Regex")
         if expression not in PATTERNS or (byte_level or {}).get("use_regex", True):
@@ -193,9 +193,10 @@ def _byte_level(model: Mapping[str, Any], merges: tuple[tuple[str, str], ...], s
         pattern = PATTERNS[expression]
     return ByteLevelPairs(
         merges=merges,
-        pattern="llama3" if pattern == "llama3" else "gpt2",
+        pattern=pattern,
         space_first=bool((byte_level or {}).get("add_prefix_space")),
         whole_words=bool(model.get("ignore_merges")),
+        composed=bool(steps.normalizers),
     )
 
 

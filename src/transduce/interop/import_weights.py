@@ -104,7 +104,7 @@ class _Tables(NamedTuple):
 
 def _has_own_output(model_type: str, reader: ConfigReader) -> bool:
     """Whether the folder must hold an output projection beside the embeddings."""
-    return model_type == "llama" and not reader.flag("tie_word_embeddings", default=False)
+    return model_type in ("llama", "mistral", "qwen2") and not reader.flag("tie_word_embeddings", default=False)
 
 
 def _tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool) -> _Tables:

@@ -25,8 +25,8 @@ from transduce.text.foreign import ForeignTokenizer
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
-_ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5")
-_DECODERS = ("gpt2", "llama")
+_ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5", "mt5")
+_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
 # Learned tables shorter than this limit what is written; others are hardly ever reached.
 _SHORT_TABLE = 512
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE, as GPT-2, BART, RoBERTa and Llama 3 have it (Radford et al. 2019).
+"""Byte-level BPE, as GPT-2, BART, RoBERTa, Llama 3 and Qwen2 have it (Radford et al. 2019).
 
 A text is cut into words by a pattern, each word's UTF-8 bytes are written as printable characters, and neighbours are
 merged, the pair that was learned first before all others.
@@ -14,22 +14,30 @@ from typing import Literal
 
 import msgspec
 
-# Over characters that stand for their classes: see `_outline`.
-_PATTERNS = {
-    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
+PatternName = Literal["gpt2", "llama3", "qwen2"]
+_WRITTEN: dict[PatternName, str] = {
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "llama3": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
     ),
 }
-PATTERNS = {
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-        r"|\s+(?!\S)|\s+"
-    ): "llama3",
-}
+PATTERNS: dict[str, PatternName] = {pattern: name for name, pattern in _WRITTEN.items()}
 """The patterns that are known, as tokenizer.json writes them."""
+
+
+def _over_outlines(pattern: str) -> str:
+    """The same over characters that stand for their classes: see `_outline`."""
+    for kind, inside in ((r"\p{L}", "A-Za-z"), (r"\p{N}", "0-9")):
+        pattern = re.sub(rf"\[([^\]]*){re.escape(kind)}", rf"[\g<1>{inside}", pattern).replace(kind, f"[{inside}]")
+    return pattern
+
+
+_PATTERNS = {name: _over_outlines(pattern) for name, pattern in _WRITTEN.items()}
 
 # Unicode's White_Space, of which Python's own list differs.
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
@@ -43,12 +51,14 @@ class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of pieces that become one, those that were learned first before others."""
-    pattern: Literal["gpt2", "llama3"] = "gpt2"
+    pattern: PatternName = "gpt2"
     """How words are told apart."""
     space_first: bool = False
     """A text that does not begin with a space gets one."""
     whole_words: bool = False
     """A word that is a piece is not merged together but taken as it is."""
+    composed: bool = False
+    """A text is brought into Unicode's form NFC first."""
 
     def prepare(self, known: Container[str]) -> "BytePairCutter":
         """What cuts into these pieces."""
@@ -66,6 +76,8 @@ class BytePairCutter:
 
     def cut(self, text: str) -> list[str]:
         """The pieces of a text."""
+        if self._settings.composed:
+            text = unicodedata.normalize("NFC", text)
         if self._settings.space_first and text and text[0] not in _SPACES:
             text = f" {text}"
         return [piece for word in split_words(text, self._settings.pattern) for piece in self._cut_word(word)]
@@ -93,7 +105,7 @@ class BytePairCutter:
         return merge(list(word), self._ranks)
 
 
-def split_words(text: str, pattern: str) -> list[str]:
+def split_words(text: str, pattern: PatternName) -> list[str]:
     """The words of a text by a known pattern."""
     return [text[match.start() : match.end()] for match in re.finditer(_PATTERNS[pattern], _outline(text))]
 
