@@ -105,6 +105,7 @@ def test_by_default_only_this_machine_can_ask_and_strangers_are_counted() -> Non
     [
         ({"port": 70_000}, r"`port` must be between 0 and 65535, but is 70000\."),
         ({"max_running": 0}, r"`max_running` must be greater than 0, but is 0\."),
+        ({"workers": 100_000}, r"`workers` must be at most 256, but is 100,000\."),
         ({"max_waiting": -1}, r"`max_waiting` must not be negative, but is -1\."),
         ({"deadline_seconds": float("nan")}, r"`deadline_seconds` must be greater than 0, but is nan\."),
         ({"requests_per_minute": -1}, r"`requests_per_minute` must not be negative, but is -1\."),

@@ -6,6 +6,8 @@ import msgspec
 
 from transduce.errors import TransduceError
 
+_MOST_WORKERS = 256  # more than any machine has cores for; of some ten thousand no thread can be started
+
 
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of `transduce serve`."""
@@ -62,6 +64,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         for name, value in self._positive().items():
             if not value > 0:
                 raise TransduceError(f"`{name}` must be greater than 0, but is {value}.")
+        if self.workers > _MOST_WORKERS:
+            raise TransduceError(f"`workers` must be at most {_MOST_WORKERS}, but is {self.workers:,}.")
         for name, value in {"max_waiting": self.max_waiting, "max_alternatives": self.max_alternatives}.items():
             if value < 0:
                 raise TransduceError(f"`{name}` must not be negative, but is {value}.")
