@@ -169,6 +169,21 @@ def test_scores_are_those_of_search(nllb: Path) -> None:
     assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
 
 
+def test_scores_do_not_depend_on_how_wide_the_beam_is(nllb: Path) -> None:
+    """Greedy search divides by the length as `generate` does, too."""
+    translator = opened(nllb)
+    search = msgspec.structs.replace(translator.search, beam_size=1, length_penalty=1.0)
+    (found,) = translator("我喜欢茶。", search=search).alternatives
+    assert found.score == pytest.approx(sum(found.piece_log_probabilities) / len(found.piece_log_probabilities))
+
+
+def test_a_line_of_nothing_that_can_be_seen_is_not_translated(nllb: Path) -> None:
+    translator = opened(nllb)
+    vocabulary = translator.tokenizer.source
+    invisible = next(text for text in ("\u200b", "\ufeff", "\u00ad", " ") if not vocabulary.encode(text))
+    assert [found.text for found in translator([invisible, "我喜欢茶。", invisible])][::2] == ["", ""]
+
+
 def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     translator = opened(nllb)
     expected = translator("我喜欢茶。")

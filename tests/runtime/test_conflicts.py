@@ -34,7 +34,7 @@ def test_values_that_cannot_be_had_are_refused(changes: dict[str, Any], message:
 
 @pytest.mark.parametrize("temperature", [0.0, math.inf, math.nan, 1e-320])
 def test_temperatures_that_leave_no_probabilities_are_refused(temperature: float) -> None:
-    with pytest.raises(TransduceError, match="`temperature` must be greater than 0 and finite"):
+    with pytest.raises(TransduceError, match="`temperature` must be greater than 0 and at most 1e30"):
         SamplingSettings(temperature=temperature)
 
 
@@ -62,7 +62,16 @@ def test_a_prefix_with_a_forbidden_text_is_refused(translator: Translator) -> No
     ):
         with pytest.raises(TransduceError, match="must begin with `we like tea`, but `tea` is forbidden in it"):
             attempt()
-    assert translator(SOURCE, prefix="we like teaching", search=search).text.startswith("we like tea")
+    assert translator(SOURCE, prefix="we like teachers", search=search).text.startswith("we like tea")
+
+
+def test_a_prefix_that_the_vocabulary_cannot_write_is_refused(translator: Translator) -> None:
+    for attempt in (
+        lambda: translator(SOURCE, prefix="龘 tea"),
+        lambda: list(translator.stream(SOURCE, prefix="龘 tea")),
+    ):
+        with pytest.raises(TransduceError, match="cannot begin with `龘 tea`: the model's vocabulary has no pieces"):
+            attempt()
 
 
 def test_a_phrase_may_have_the_letters_of_a_forbidden_word(translator: Translator) -> None:
@@ -104,7 +113,7 @@ def test_forbidden_texts_may_be_a_list(translator: Translator) -> None:
 
 def test_what_is_no_text_is_named(translator: Translator) -> None:
     missing: Any = math.nan  # as tables have it for an empty cell
-    with pytest.raises(TransduceError, match="must be text, a `str`, but number 2 is nan"):
+    with pytest.raises(TransduceError, match="A text must be a `str`, but number 2 of those given is nan"):
         translator([SOURCE, missing])
 
 

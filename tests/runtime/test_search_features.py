@@ -241,8 +241,8 @@ def test_however_a_word_is_cut_into_pieces(written: tuple[str, ...]) -> None:
     class Pieces:
         size, pad_id, eos_id, unk_id = len(pieces), 0, 1, 2
 
-        def piece(self, id: int) -> str:
-            return pieces[id]
+        def surface(self, id: int) -> bytes:
+            return pieces[id].replace("▁", " ").encode()
 
     rule = ForbiddenTexts(["apple"], Pieces())  # type: ignore[arg-type]
     ids = torch.tensor([[[pieces.index(piece) for piece in written]]], dtype=torch.int64)
@@ -440,10 +440,10 @@ def test_the_best_of_diverse_beams_is_the_best_however_many_are_asked_for(
 def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -> None:
     """As BART's start of a sentence."""
     vocabulary = translator.tokenizer.target
-    first, prefix = vocabulary.encode("tea")[0], vocabulary.encode("I love")
+    first, prefix = vocabulary.encode("tea")[0], vocabulary.encode("we eat")
     for beam_size in (1, 3):
         search = SearchSettings(beam_size=beam_size, generate=GenerateSettings(forced_first_id=first))
-        (found,) = translator.translate(["我爱你"], search, prefix="I love")
+        (found,) = translator.translate(["我爱你"], search, prefix="we eat")
         assert list(found.alternatives[0].pieces)[: len(prefix) + 1] == [
             vocabulary.piece(id) for id in (first, *prefix)
         ]

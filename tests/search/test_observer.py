@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
+from transduce.search.forced import GenerateSettings
+from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds
@@ -89,6 +91,22 @@ def test_what_is_given_up_leaves_at_once_with_what_it_has(beam_size: int) -> Non
     others, _ = search_for([9, 9, 3], beam_size)
     expected = run(others)
     assert (found[0], found[2]) == (expected[0], expected[2])
+
+
+def test_what_is_given_up_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
+    """Sentences that have left must not shift what is known of those that stay."""
+    bounds = Bounds(START, END, torch.full((2,), 12))
+    search = GenerateSearch(
+        LogProbabilities(SlowScorer([1, 9])), bounds, Beam(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
+    )
+    while 0 in search.rows.tolist():
+        search.advance()
+    assert search.rows.tolist() == [1]
+    search.give_up({1})
+    first, second = search.found()
+    assert first[0].ended
+    assert second
+    assert not any(each.ended for each in second)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

@@ -85,6 +85,11 @@ def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any
     assert (found == expected).float().mean() > 0.99  # float32 may pass a number one piece later
 
 
+def test_the_likeliest_stays_however_small_the_nucleus() -> None:
+    logits = torch.arange(8.0).flip(0)[None, None]
+    assert draw(logits, torch.tensor([[0.3]]), top_p=1e-46).tolist() == [[0]]
+
+
 def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() -> None:
     cold = sample(
         ConstantScorer(),

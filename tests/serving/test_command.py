@@ -18,6 +18,7 @@ from transduce.commands.serve import serving_settings
 from transduce.errors import TransduceError
 from transduce.runtime.translator import Translator
 from transduce.serving.models import ServedModel
+from transduce.serving.server import open_socket
 from transduce.serving.settings import ServingSettings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -134,6 +135,11 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`host` must be an address of this machine" in refused(capsys, "m", "--port", "0", "--host", "no such host")
     assert "cannot be used" in refused(capsys, "m", "--port", "0", "--host", "192.0.2.1")
+
+
+def test_a_host_that_is_no_name_is_told() -> None:
+    with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is not"):
+        open_socket("foo..bar", 0)
 
 
 def test_a_folder_without_a_model_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from transduce.tasks.translation import DevSet
 from transduce.text.language_profiles import LanguageProfiles
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
+from transduce.training.loop import Trainer
 from transduce.training.processes import Processes
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -444,6 +445,20 @@ def test_more_steps_said_on_resume_are_remembered(
     again = train(out=folder, resume=True, device="cpu", threads=1)
     assert again is not None
     assert (again.step, again.steps) == (5, 5)
+
+
+def test_a_run_that_is_to_end_where_it_was_stopped_is_validated_there(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_write_report", lambda _self, _log: os.kill(os.getpid(), signal.SIGTERM))
+    options: dict[str, Any] = {"out": tmp_path / "run", "device": "cpu", "threads": 1}
+    train(settings=toy_settings | {"training.steps": 100, "training.report_every": 3}, **options)
+    assert not (tmp_path / "run" / "config.json").exists()
+    monkeypatch.undo()
+    ended = train(steps=3, resume=True, **options)
+    assert ended is not None
+    assert (ended.step, ended.best_step, ended.reason) == (3, 3, "finished")
+    assert load(tmp_path / "run", device="cpu", threads=1)("我") is not None
 
 
 def test_dropout_follows_how_often_a_text_is_read(

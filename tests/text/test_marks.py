@@ -3,9 +3,11 @@
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.text.foreign import ForeignVocabulary, VocabularyRecord
 from transduce.text.marks import MARKS, Marks, encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
 from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_pieces import WordPieces
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 20
 
@@ -35,6 +37,22 @@ def test_a_mask_stands_for_a_piece_with_its_space() -> None:
     inside = encode_with_masks(made, "the ca[MASK]")
     assert inside[-1] == marks.mask
     assert made.decode(inside[:-1]) == "the ca"
+
+
+def test_an_unknown_word_before_a_mask_stays() -> None:
+    """BERT's vocabulary has no piece for a space: asked for it, it names the unknown one."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
+    record = VocabularyRecord(
+        cutting=WordPieces(),
+        ids={piece: id for id, piece in enumerate(pieces)},
+        size=6,
+        pad_id=0,
+        eos_id=3,
+        unk_id=1,
+        symbols=("[MASK]",),
+    )
+    made = ForeignVocabulary(record)
+    assert made.pieces(encode_with_masks(made, "the ☃ [MASK]")) == ["the", "[UNK]", "[MASK]"]
 
 
 def test_ordinary_pieces_are_all_but_the_special_ones() -> None:

@@ -20,6 +20,7 @@ from transduce.search.forced import generate_rules
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search
+from transduce.search.penalty import length_penalty, power_of_length
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Scorer
@@ -91,7 +92,8 @@ def begin_search(
     if plain and (program := find_search_program(scorer, bounds, beam)) is not None:
         return program
     if width == 1:
-        return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+        divisor = length_penalty if search.generate is None else power_of_length
+        return Walk(scorer, bounds, take_best, alpha=search.length_penalty, divisor=divisor, rules=rules)
     selection = _selection(search, batch.phrases, longest, width, config.eos_id)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:

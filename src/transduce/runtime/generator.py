@@ -275,7 +275,7 @@ def spell(ids: Sequence[int], vocabulary: Vocabulary) -> str:
             lines.append([])
         else:
             lines[-1].append(id)
-    return "\n".join(map(vocabulary.decode, lines))
+    return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
 
 
 def load_generator(

@@ -58,7 +58,7 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[
     ]
     encoded = vocabulary.encode_batch([text for text, _, _ in texts])
     return [
-        Part(text, sentence, number, vocabulary.closed(ids))
+        Part(text, sentence, number, vocabulary.closed(ids) if ids else [vocabulary.eos_id])
         for (text, sentence, number), ids in zip(texts, encoded, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from transduce.errors import TransduceError
 from transduce.search.constraints import Phrase
 from transduce.search.rules import Forbid, Rule
 from transduce.text.languages import is_of_word, unspaced_characters
-from transduce.text.vocabulary import Vocabulary, byte_of
+from transduce.text.vocabulary import Vocabulary
 
 _WORD_START = "▁"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
@@ -27,6 +27,8 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
     ids = vocabulary.encode(phrase)
     if not ids or not phrase.strip():
         raise TransduceError("A phrase that a translation must contain has a word at least, but one is empty.")
+    if _in_spaced_word(phrase.strip()[0]) and not vocabulary.surface(ids[0]).startswith(b" "):
+        ids = vocabulary.encode(f" {phrase.strip()}")  # a vocabulary that writes no space before the first word
     if vocabulary.unk_id in ids:
         raise TransduceError(
             f"A translation cannot contain `{phrase}`: the model's vocabulary has no pieces for all of its characters."
@@ -41,6 +43,21 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         if vocabulary.unk_id not in spelling:
             spellings.append((*spelling, *ids[1:]))
     return tuple(spelling for spelling in spellings if spelling)
+
+
+def spell_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
+    """The pieces of what a translation begins with; none of an empty one.
+
+    Raises:
+        TransduceError: the vocabulary cannot write it.
+    """
+    ids = vocabulary.encode(prefix)
+    if vocabulary.unk_id in ids:
+        raise TransduceError(
+            f"A translation cannot begin with `{prefix}`: the model's vocabulary has no pieces for all of its "
+            "characters."
+        )
+    return ids
 
 
 def _in_spaced_word(character: str) -> bool:
@@ -88,8 +105,10 @@ class ForbiddenTexts:
     """
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary) -> None:
-        silent = {vocabulary.pad_id, vocabulary.eos_id}
-        self.surfaces = [b"" if id in silent else _surface(vocabulary, id) for id in range(vocabulary.size)]
+        special = {vocabulary.pad_id: b"", vocabulary.unk_id: " ⁇ ".encode(), vocabulary.eos_id: b"\n"}
+        self.surfaces = [
+            special[id] if id in special else vocabulary.surface(id) for id in range(vocabulary.size)
+        ]  # where a language model's lines end, a text goes on
         self.words = [_ForbiddenWord(" ".join(text.split()), self.surfaces) for text in texts]
         self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
 
@@ -151,14 +170,3 @@ class _ForbiddenWord:
         return torch.tensor(
             [id for id, surface in enumerate(surfaces) if surface and holds(surface)], dtype=torch.int64
         )
-
-
-def _surface(vocabulary: Vocabulary, id: int) -> bytes:
-    """What a piece adds to a text, in UTF-8."""
-    if id == vocabulary.unk_id:
-        return " ⁇ ".encode()
-    piece = vocabulary.piece(id)
-    byte = byte_of(piece)
-    if byte is not None:
-        return bytes([byte])
-    return piece.replace(_WORD_START, " ").encode()

@@ -15,7 +15,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.fast import decoded_model, exact_projection
 from transduce.runtime.decoding import pad
 from transduce.search.forced import GenerateSettings
-from transduce.search.penalty import length_penalty
+from transduce.search.penalty import length_penalty, power_of_length
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -80,14 +80,14 @@ def score_translations(
             batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
             for number, found in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 values[number] = (*(0.0 for _ in forced), *found[len(forced) :])
+    divisor = length_penalty if generate is None else power_of_length
     return [
         Score(
             source=source,
             target=target,
             pieces=tuple(tokenizer.target.pieces(ids[:-1])),
             piece_log_probabilities=values[number],
-            score=sum(values[number])
-            / (length_penalty(len(ids), alpha) if generate is None else float(len(ids) ** alpha)),
+            score=sum(values[number]) / divisor(len(ids), alpha),
         )
         for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))
     ]

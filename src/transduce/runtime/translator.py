@@ -18,7 +18,7 @@ from transduce.runtime.languages import with_languages
 from transduce.runtime.like_lengths import pieces_at_once
 from transduce.runtime.machine import Precision, detect_machine
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
-from transduce.runtime.phrases import spell_phrase
+from transduce.runtime.phrases import spell_phrase, spell_prefix
 from transduce.runtime.precision import at_precision, check_precision, precision_of
 from transduce.runtime.scoring import Score, score_translations
 from transduce.runtime.search_defaults import read_longest_source, read_search_settings
@@ -181,7 +181,7 @@ class Translator:
         """
         parts = cut(sentences, self.tokenizer.source, self.longest_source)
         check_prefix(search, prefix)
-        prefix_ids = self.tokenizer.target.encode(prefix)
+        prefix_ids = spell_prefix(prefix, self.tokenizer.target)
         spelt = self._spell(phrases, search)
         watch = PartsObserver(observer)
         found = {id(part): Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
@@ -227,7 +227,7 @@ class Translator:
         for part in cut([sentence], self.tokenizer.source, self.longest_source):
             if part.is_empty:
                 continue
-            own_prefix = [] if part.number else self.tokenizer.target.encode(prefix)
+            own_prefix = [] if part.number else spell_prefix(prefix, self.tokenizer.target)
             batch = Batch([part.ids], [own_prefix], [_phrases_of(part, spelt)], [_place(part, None)])
             is_new = True
             for text in self._stream_batch(batch, search):

@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.coverage import Coverage
 from transduce.search.forced import GenerateSettings
+from transduce.search.penalty import power_of_length
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.selection import NEVER, Candidates, Selection
@@ -70,7 +71,7 @@ class GenerateSearch(BeamSearch):
             Hypothesis(
                 ids=tuple(ids[:-1] if ended else ids),
                 piece_log_probabilities=tuple(values),
-                score=sum(values) / len(ids) ** self.beam.alpha + penalty,
+                score=sum(values) / power_of_length(len(ids), self.beam.alpha) + penalty,
                 ended=ended,
             )
         )
@@ -81,6 +82,11 @@ class GenerateSearch(BeamSearch):
         """Enters those that end among the finished ones of their group."""
         super()._finish_candidates(ended)
         self._ended_now = (ended.totals > NEVER).sum(dim=1).tolist()
+
+    def _keep_sentences(self, staying: list[int]) -> None:
+        if len(staying) < len(self.rows):
+            self._ended_now = [self._ended_now[row] for row in staying]
+        super()._keep_sentences(staying)
 
     def _finish_live(self, row: int) -> None:
         """Where a sentence breaks off, its live hypotheses count as they are.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.loop import run
-from transduce.search.penalty import length_penalty
+from transduce.search.penalty import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.vocabulary import best_normalized, best_piece, log_normalizer
@@ -62,6 +62,7 @@ class Walk:
         *,
         width: int = 1,
         alpha: float = 0.0,
+        divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
         """Begins with `width` hypotheses a sentence; `alpha` is of the length penalty, for the reported score."""
@@ -72,6 +73,7 @@ class Walk:
         self.width = width
         self.eos_id = bounds.eos_id
         self.alpha = alpha
+        self.divisor = divisor
         self.longest = bounds.longest  # (B,)
         self.shortest_limit = min(bounds.longest.tolist(), default=0)
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
@@ -143,11 +145,18 @@ class Walk:
         """What stands before the first end symbol, and with it."""
         ends = (pieces == self.eos_id).nonzero().flatten()
         length = int(ends[0]) + 1 if len(ends) else len(pieces)
-        return make_hypothesis(pieces[:length], log_probabilities[:length], ended=bool(len(ends)), alpha=self.alpha)
+        own = pieces[:length], log_probabilities[:length]
+        return make_hypothesis(*own, ended=bool(len(ends)), alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
-    pieces: Tensor, log_probabilities: Tensor, *, ended: bool, alpha: float, penalty: float = 0.0
+    pieces: Tensor,
+    log_probabilities: Tensor,
+    *,
+    ended: bool,
+    alpha: float,
+    penalty: float = 0.0,
+    divisor: LengthPenalty = length_penalty,
 ) -> Hypothesis:
     """A hypothesis from its pieces (t,), the end symbol last where it ended, and their log-probabilities (t,).
 
@@ -158,6 +167,6 @@ def make_hypothesis(
     return Hypothesis(
         ids=tuple(ids[:-1] if ended else ids),
         piece_log_probabilities=tuple(values),
-        score=sum(values) / length_penalty(len(ids), alpha) + penalty,
+        score=sum(values) / divisor(len(ids), alpha) + penalty,
         ended=ended,
     )

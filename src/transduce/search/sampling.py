@@ -79,7 +79,9 @@ def _draw_among(
         if not is_all:
             is_certain = cumulated[:, -1] >= top_p
         # A piece stays while those before it have not reached top_p: the first always does.
-        cumulated = (values * (cumulated - values < top_p)).cumsum(dim=-1)
+        stays = cumulated - values < top_p
+        stays[:, 0] = True  # a tiny top_p is 0 in float32
+        cumulated = (values * stays).cumsum(dim=-1)
         total = cumulated[:, -1]
     elif is_all:
         total = cumulated[:, -1]

@@ -24,7 +24,7 @@ _MILLION = 1_000_000
 # pieces, the length penalty may always make up for more log-probability than has been lost.
 _GREATEST = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
 _GREATEST |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
-_LEAST_TEMPERATURE = 1e-30  # divided by less, logits would leave the range of float32
+_LEAST_TEMPERATURE, _GREATEST_TEMPERATURE = 1e-30, 1e30  # beyond, logits would leave the range of float32
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
@@ -72,8 +72,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if not _LEAST_TEMPERATURE <= self.temperature < math.inf:
-            raise TransduceError(f"`temperature` must be greater than 0 and finite, but is {self.temperature}.")
+        if not _LEAST_TEMPERATURE <= self.temperature <= _GREATEST_TEMPERATURE:
+            raise TransduceError(f"`temperature` must be greater than 0 and at most 1e30, but is {self.temperature}.")
         if self.top_k < 0:
             raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
         if not 0.0 < self.top_p <= 1.0:

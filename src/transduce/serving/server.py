@@ -33,7 +33,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise TransduceError(f"`host` must be an address of this machine, but `{host}` is not ({error}).") from None
     try:
         if sys.platform != "win32":  # there it would let two servers share a port

@@ -84,11 +84,12 @@ class BytePairCutter:
 
     def join(self, pieces: Sequence[str]) -> str:
         """The text of pieces. What is no piece of bytes stands as it is; broken characters become U+FFFD."""
-        content = bytearray()
-        for character in "".join(pieces):
-            byte = _BYTES.get(character)
-            content += character.encode() if byte is None else bytes([byte])
-        return content.decode("utf-8", "replace")
+        return b"".join(map(self.bytes_of, pieces)).decode("utf-8", "replace")
+
+    def bytes_of(self, piece: str) -> bytes:
+        """What a piece spells in UTF-8, which may be a part of a character."""
+        found = (_BYTES.get(character, character) for character in piece)
+        return b"".join(bytes([each]) if isinstance(each, int) else each.encode() for each in found)
 
     def _cut_word(self, word: str) -> Sequence[str]:
         known = self._remembered.get(word)
@@ -136,8 +137,6 @@ def _byte_alphabet() -> dict[int, str]:
 
 _CHARACTERS = _byte_alphabet()
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
-ALPHABET = tuple(sorted(_BYTES))
-"""The characters that stand for bytes."""
 
 
 def merge(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:

@@ -15,7 +15,7 @@ import msgspec
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.text.byte_level import ByteLevelPairs
+from transduce.text.byte_level import ByteLevelPairs, BytePairCutter
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.spaced_pairs import SpacedPairs
 from transduce.text.tokenizer import Tokenizer
@@ -97,14 +97,20 @@ class ForeignVocabulary(Vocabulary):
         """Ids of many sentences' pieces, in order."""
         return [self._encode(without_lone_surrogates(text)) for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text that the ids spell, without those that stand for none; a line feed becomes a space."""
-        spoken = [self.piece(id) for id in ids if int(id) not in self._silent]
-        return self._cutter.join(spoken).replace("\n", " ")
+    def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
+        """The text that the ids spell, without those that stand for none; line feeds are kept or become spaces."""
+        text = self._cutter.join([self.piece(id) for id in ids if int(id) not in self._silent])
+        return text if line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
         """The piece of one id; an id without a piece is told by its number."""
         return self._pieces.get(int(id), f"<unused {int(id)}>")
+
+    def surface(self, id: int) -> bytes:
+        """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
+        if isinstance(self._cutter, BytePairCutter):
+            return self._cutter.bytes_of(self.piece(id))
+        return super().surface(id)
 
     def id(self, piece: str) -> int:
         """The id of one piece; the unknown id when there is no such piece."""

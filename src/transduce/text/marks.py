@@ -51,6 +51,8 @@ def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
     """
     mask, space = vocabulary.id(MASK), vocabulary.id("▁")
     ids = vocabulary.encode(text)
+    if vocabulary.piece(space) != "▁":  # no such piece: the id is the unknown one's
+        return ids
     return [id for id, after in zip(ids, [*ids[1:], None], strict=True) if not (id == space and after == mask)]
 
 

@@ -71,11 +71,11 @@ class Vocabulary:
         ids: list[list[int]] = self._processor.encode(texts, num_threads=threads)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The sentence that the ids spell, without padding and end of sentence; a line feed becomes a space."""
+    def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
+        """The sentence that the ids spell, without padding and end symbol; line feeds are kept or become spaces."""
         spoken = [int(id) for id in ids if int(id) not in self._silent]
         text: str = self._processor.decode(spoken)
-        return text.replace("\n", " ")
+        return text if line_feeds else text.replace("\n", " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the ids, one each, as the model spells them (▁ stands for a space)."""
@@ -85,6 +85,12 @@ class Vocabulary:
         """The piece of one id."""
         piece: str = self._processor.id_to_piece(int(id))
         return piece
+
+    def surface(self, id: int) -> bytes:
+        """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
+        piece = self.piece(id)
+        byte = byte_of(piece)
+        return piece.replace("▁", " ").encode() if byte is None else bytes([byte])
 
     def id(self, piece: str) -> int:
         """The id of one piece; the unknown id when there is no such piece."""

@@ -128,7 +128,7 @@ class Trainer:
         )
         if state.dropout_off:
             self._dropout.turn_off()
-        self._validation_due = state.validation_due
+        self._validation_due = state.validation_due or 0 < state.step == self.steps != state.steps  # the last only now
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
 

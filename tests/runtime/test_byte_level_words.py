@@ -1,0 +1,57 @@
+"""Words that must or must not be written, and texts as they are, where pieces are bytes: GPT-2, BART, Qwen2."""
+
+import pytest
+import torch
+
+from transduce.runtime.generator import spell
+from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
+from transduce.text.byte_level import ByteLevelPairs
+from transduce.text.foreign import ForeignVocabulary, VocabularyRecord
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> ForeignVocabulary:
+    """All bytes, and a few words with the space before them or without."""
+    bytes_ = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
+    pieces, merges = [*SPECIAL, *bytes_], []
+    for word in ("Ġapple", "Ġthe", "apple", "pine"):
+        whole = word[0]
+        for character in word[1:]:
+            merges.append((whole, character))
+            whole += character
+            pieces.append(whole)
+    ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    cutting = ByteLevelPairs(merges=tuple(dict.fromkeys(merges)))
+    record = VocabularyRecord(cutting=cutting, ids=ids, size=len(ids), pad_id=1, eos_id=2, unk_id=3, silent=(0,))
+    return ForeignVocabulary(record)
+
+
+def forbidden(vocabulary: ForeignVocabulary, text: str, written: list[int]) -> set[str]:
+    """The pieces that must not follow."""
+    logits = torch.zeros(1, 1, vocabulary.size)
+    found = ForbiddenTexts([text], vocabulary).apply(logits, torch.tensor([[written]]), torch.arange(1))
+    return {vocabulary.piece(id) for id in range(vocabulary.size) if found[0, 0, id] == -torch.inf}
+
+
+def test_a_forbidden_word_is_known_by_its_bytes(vocabulary: ForeignVocabulary) -> None:
+    assert forbidden(vocabulary, "apple", vocabulary.encode("the")) == {"Ġapple"}
+    assert forbidden(vocabulary, "apple", vocabulary.encode("pine")) == {"Ġapple"}  # not `pineapple`
+    first, second = vocabulary.encode("é")
+    assert forbidden(vocabulary, "é", [first]) == {vocabulary.piece(second)}
+
+
+def test_a_line_of_a_language_model_ends_a_word(vocabulary: ForeignVocabulary) -> None:
+    assert forbidden(vocabulary, "apple", [*vocabulary.encode("pine"), vocabulary.eos_id]) == {"Ġapple", "apple"}
+    assert forbidden(vocabulary, "pine", [*vocabulary.encode("pin"), vocabulary.eos_id]) == {"pine"}
+
+
+def test_a_phrase_begins_a_word(vocabulary: ForeignVocabulary) -> None:
+    assert [vocabulary.pieces(spelling) for spelling in spell_phrase("apple", vocabulary)] == [["Ġapple"]]
+
+
+def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabulary) -> None:
+    ids = vocabulary.encode("if\n  x")
+    assert spell([*ids, vocabulary.eos_id, *ids], vocabulary) == "if\n  x\nif\n  x"
+    assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
