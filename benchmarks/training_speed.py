@@ -204,9 +204,10 @@ def measure(
     for _ in range(rounds):
         for contender in found:
             worker = Worker(contender, work, environment)
-            first = worker.run(1)  # plans of the library are made here
-            second = worker.run(1)
-            steps = max(1, round(seconds / min(first["seconds"], second["seconds"])))
+            # Plans of the library are made here, and on a GPU programs for the kinds of batches that there are.
+            warm = 1 if work.device == "cpu" else 24
+            each = min(worker.run(warm)["seconds"] / warm for _ in range(2))
+            steps = max(1, round(seconds / each))
             answers.setdefault(contender.name, []).append(worker.run(steps))
             worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}

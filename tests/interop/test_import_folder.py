@@ -20,6 +20,7 @@ from transduce.inspection.attention import attention_maps
 from transduce.inspection.interventions import Intervention, intervene
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.word_maps import word_maps, word_pair
+from transduce.interop.import_generation import import_generation
 from transduce.model.encoder import Encoder
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.foreign import foreign_search_settings
@@ -275,6 +276,14 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(TransduceError, match=r"as pytorch_model\.bin, which is not opened because it could run code"):
         opened(tmp_path)
+
+
+def test_the_first_barts_say_in_words_which_piece_is_forced() -> None:
+    config = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
+    for said, forced in (({}, 5), ({"forced_bos_token_id": 7}, 7)):
+        found = import_generation(said, config, "folder", greatest=None).generate
+        assert found is not None
+        assert found.forced_first_id == forced
 
 
 def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> None:

@@ -154,6 +154,26 @@ def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path
     assert float((found - expected).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])
+def test_robertas_pooler_is_there_in_files_whose_heads_do_not_read_it(name: str, tmp_path: Path) -> None:
+    """As in roberta-base and xlm-roberta-base."""
+    theirs = peer(name, BERT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 3})
+    content, tensors = stored(theirs, tmp_path)
+    shapes = {"weight": (16, 16), "bias": (16,)}
+    pooler = {f"roberta.pooler.dense.{part}": partial(torch.randn, *shape) for part, shape in shapes.items()}
+    found = import_model(content, StoredTensors({**tensors.names, **pooler}, "folder"), {})
+    ours: Any = build_model(found.config)
+    ours.load_state_dict(found.weights)
+    ids, present = padded(1)
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids, attention_mask=present).logits
+        if "Classification" in name:
+            difference = ours.eval().classify(ours.encode(ids)[0]) - expected
+        else:
+            difference = (ours.eval()(ids) - expected)[present.bool()]
+    assert float(difference.abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize(("name", "settings"), DECODERS)
 def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     theirs = peer(name, settings)

@@ -18,6 +18,7 @@ from transduce.training.choices import choose_compile
 from transduce.training.compiled import compile_layers
 from transduce.training.faults import find_origin
 from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.settings import TrainingSettings
 
 
 def small_model(**changes: int) -> Transformer:
@@ -91,6 +92,12 @@ def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytes
         model.get_parameter("encoder_layers.0.feed_forward.inner.weight").fill_(float("nan"))
     assert find_origin(model, loss).module == "encoder_layers.0.feed_forward.inner"
     loss().total.backward()
+
+
+def test_layers_in_parts_are_not_compiled() -> None:
+    assert not choose_compile("cuda", sharded=True).value
+    with pytest.raises(TransduceError, match=r"`training.compile` and `training.sharded` do not go together"):
+        TrainingSettings(compile=True, sharded=True)
 
 
 def test_it_is_for_gpus_with_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def import_generation(
             min_length=max(0, _whole(said, "min_new_tokens", _whole(said, "min_length", 0) - 1)),
             no_repeated_ngrams=_whole(said, "no_repeat_ngram_size", 0),
             generate=GenerateSettings(
-                forced_first_id=_optional_id(said, "forced_bos_token_id"),
+                forced_first_id=_forced_first(said),
                 forced_last_id=_optional_id(said, "forced_eos_token_id"),
                 forbidden_ids=_forbidden(said, place),
                 stop=_STOPS[said.get("early_stopping", False)],
@@ -82,6 +82,13 @@ def _flag(said: Mapping[str, Any], name: str) -> bool:
 def _optional_id(said: Mapping[str, Any], name: str) -> int | None:
     value = said.get(name)
     return _whole({name: value[0] if isinstance(value, list) else value}, name, 0) if value is not None else None
+
+
+def _forced_first(said: Mapping[str, Any]) -> int | None:
+    """The first BARTs say it in words."""
+    if said.get("forced_bos_token_id") is None and _flag(said, "force_bos_token_to_be_generated"):
+        return _whole(said, "bos_token_id", 0)
+    return _optional_id(said, "forced_bos_token_id")
 
 
 def _longest(said: Mapping[str, Any], greatest: int | None) -> int | None:

@@ -33,7 +33,7 @@ class Family(NamedTuple):
     output: str | None = None
     """The projection to the vocabulary, where it is stored beside the embeddings."""
     output_bias: tuple[str, ...] = ()
-    """Names of the bias on the logits."""
+    """Names of the bias on the logits; of several that are there, the last is the one that is used."""
     prefix: str = ""
     """Stands before most names in a folder, and is missing where a bare model was stored."""
     ignored: str = r"(?!)"
@@ -165,7 +165,7 @@ _BART = Family(
 # Tables of sinusoids, which are computed.
 _SINUSOIDAL = _BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
 _ROBERTA = Family(
-    names=_bert_names("roberta") + _ROBERTA_HEADS,
+    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "roberta.pooler.dense")),
     shared="roberta.embeddings.word_embeddings.weight",
     output="lm_head.decoder.weight",
     output_bias=("lm_head.bias", "lm_head.decoder.bias"),
@@ -183,7 +183,10 @@ _T5 = Family(
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
 _GATED_T5 = _T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
-_LABELLED_ROBERTA = _ROBERTA._replace(names=(*_ROBERTA.names, _each("pooler", "classifier.dense")))
+_LABELLED_ROBERTA = _ROBERTA._replace(
+    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "classifier.dense")),
+    ignored=r"roberta\.embeddings\.position_ids|roberta\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
+)
 
 _LLAMA = Family(
     names=_LLAMA_NAMES,

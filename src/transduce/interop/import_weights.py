@@ -149,6 +149,8 @@ def _heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
     masked = {"cls.predictions.transform.dense.weight", "lm_head.dense.weight"}
     pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight"}
+    if "classifier.dense.weight" in stored.names:
+        pooled = set()  # RoBERTa's classifier has a layer of its own in its place
     return {
         "masked_language_head": bool(masked & set(stored.names)),
         "pooler": bool(pooled & set(stored.names)),
@@ -161,7 +163,7 @@ def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> Tens
     present = [name for name in family.output_bias if name in stored.names]
     if not present or not masked:
         return None
-    bias = stored.read(present[0]).flatten()
+    bias = stored.read(present[-1]).flatten()
     return bias if bool(bias.any()) else None
 
 

@@ -41,8 +41,8 @@ class KeyValueCache:
     def keep_sentences(self, rows: Tensor) -> None:
         """Keeps these rows of the batch, in this order; the others are finished."""
         if self._keys is not None and self._values is not None:
-            self._keys = self._keys[:, :, : self.length].index_select(0, rows)
-            self._values = self._values[:, :, : self.length].index_select(0, rows)
+            self._keys = self._keys.index_select(0, rows)  # with the room for more, or the next step would make it anew
+            self._values = self._values.index_select(0, rows)
 
 
 def _with_room(buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:

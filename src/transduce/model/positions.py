@@ -210,7 +210,8 @@ class RelativePositions(nn.Module):
         """The bias of every query at every key, (1 or B, H, Q, L), of positions (Q,) and (L,), or (B, Q) and (B, L)."""
         distance = key_positions[..., None, :] - query_positions[..., :, None]  # (Q, L) or (B, Q, L)
         bias = F.embedding(self.buckets(distance), self.weight)  # (…, Q, L, H)
-        return bias.movedim(-1, -3) if bias.dim() == 4 else bias.movedim(-1, -3)[None]
+        bias = bias.movedim(-1, -3).contiguous()  # a GPU's fused attention wants neighbouring keys side by side
+        return bias if bias.dim() == 4 else bias[None]
 
     def buckets(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, key minus query; without `bidirectional` all of the future is distance 0."""

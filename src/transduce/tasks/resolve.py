@@ -306,7 +306,7 @@ def resolve_training(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
         precision=precision,
-        compile=_resolve_compile(said.compile, machine.device, account),
+        compile=_resolve_compile(said, machine.device, account),
         kernels=_resolve_kernels(said.kernels, machine, account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
@@ -356,10 +356,10 @@ def _adapts_dropout(settings: Settings) -> bool:
     return {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if said is None else said
 
 
-def _resolve_compile(said: bool | None, device: str, account: Account) -> bool:
-    if said is None and device == "cpu":
+def _resolve_compile(said: TrainingSettings, device: str, account: Account) -> bool:
+    if said.compile is None and device == "cpu":
         return False  # the rule, which is not worth a line of everybody's account
-    compiled: bool = account.take("training.compile", said, choose_compile(device))
+    compiled: bool = account.take("training.compile", said.compile, choose_compile(device, sharded=said.sharded))
     return compiled
 
 

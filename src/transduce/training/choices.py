@@ -162,8 +162,8 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
 def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, device: str) -> Choice[int]:
     """On a CPU so many parts that each has at most 2^19 / d_model target tokens, 1,024 at 512, but never fewer than
     1,024: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
-    (docs/benchmarks.md). Twice as many in bfloat16, where a token takes less room and adding up gradients a larger
-    share of the time. A GPU takes a step at once.
+    (docs/benchmarks.md). In bfloat16 a part has twice as many tokens, as a token takes less room and adding up gradients
+    a larger share of the time. A GPU takes a step at once.
     """
     most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (2 if precision == "bf16" else 1)
     if device.startswith("cuda") or batch_tokens <= most:
@@ -335,12 +335,15 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
 
 
-def choose_compile(device: str) -> Choice[bool]:
+def choose_compile(device: str, *, sharded: bool = False) -> Choice[bool]:
     """On a GPU, wherever Triton, which writes the kernels, is installed, and the C compiler and Python's headers that
-    it builds its launchers with; nothing is gained on a processor.
+    it builds its launchers with; nothing is gained on a processor. Not with `training.sharded`, by which a process has
+    a part of each layer.
     """
     if not device.startswith("cuda"):
         return Choice(value=False, reason="it is for GPUs")
+    if sharded:
+        return Choice(value=False, reason="layers in parts on several processes cannot be compiled as a whole")
     if importlib.util.find_spec("triton") is None:
         return Choice(value=False, reason="the package triton is not installed")
     if sys.platform == "linux":  # elsewhere Triton brings its own

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.training.ahead import Batches
 from transduce.training.checkpoint import Checkpoint, RunState, load_newest
+from transduce.training.clock import StepClock
 from transduce.training.dropout_watch import DropoutWatch
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
@@ -34,8 +35,6 @@ from transduce.training.surroundings import Surroundings, differences
 from transduce.training.watch import LossWatch
 
 CHECKPOINTS = "checkpoints"
-_RATE_STEPS = 10  # at least so many, and so much of the time, before minutes become steps
-_RATE_SHARE = 0.05
 _VALIDATION_SHARE = 0.08  # of the minutes, kept for validations
 _VALIDATIONS = 12  # of a run, where the user says nothing,
 _FEWEST_STEPS = 50  # but not after fewer steps than this
@@ -91,6 +90,7 @@ class Trainer:
         self.elapsed_seconds = 0.0
         self._selection = Selection(settings)
         self._dropout = DropoutWatch(model)
+        self._clock = StepClock()
         self._validation_due = False
         self._asked_together = False
         self._report = StepSums()
@@ -295,17 +295,12 @@ class Trainer:
 
     def _decide_steps(self) -> None:
         """Turns minutes into steps, once, when the rate is known. The number is saved with the run."""
-        if self.steps is None and self.settings.minutes is not None and self.step >= _RATE_STEPS:
-            self.steps = self.processes.share(self._steps_by_the_clock(self.settings.minutes), int) or None
+        if self.steps is None and self.settings.minutes is not None:
+            budget_seconds = self.settings.minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
+            within = self._clock.steps_within(budget_seconds, self.step, self.elapsed_seconds)
+            self.steps = self.processes.share(within or 0, int) or None
             if self.steps is not None:
                 self.display.say(f"{self.settings.minutes:g} minutes are {self.steps:,} steps at the present rate.")
-
-    def _steps_by_the_clock(self, minutes: float) -> int:
-        """0 while the rate is not known well enough."""
-        budget_seconds = minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
-        if self.elapsed_seconds < _RATE_SHARE * budget_seconds:
-            return 0
-        return max(self.step + 1, int(self.step * budget_seconds / self.elapsed_seconds))
 
     def _is_due(self, every: int | None, last: bool) -> bool:
         """Whether what happens every so many steps is due; None: twelve times a run, but at least 50 steps apart."""

@@ -130,6 +130,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
                 f"{unknown[0] if unknown else 'none'}."
             )
+        if self.compile and self.sharded:
+            raise TransduceError("`training.compile` and `training.sharded` do not go together: leave one of them out.")
         if self.lora_rank and self.sharded:
             raise TransduceError(
                 f"`training.sharded` cuts the optimiser's state into parts, of which `training.lora_rank` "
