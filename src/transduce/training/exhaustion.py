@@ -1,7 +1,7 @@
 """Memory or room on the disk runs out: the first is found in the first seconds, the second does not end a run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ def try_batches(optimizer: Optimizer, loss: Callable[[Any], Loss], batches: Sequ
 
 
 @contextmanager
-def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> Iterator[None]:
-    """Turns running out of memory into a sentence that names the settings.
+def telling_exhaustion(sentence: str) -> Iterator[None]:
+    """Turns running out of memory into a sentence.
 
     Raises:
         TransduceError: memory ran out.
@@ -35,28 +35,23 @@ def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> Iter
     except (MemoryError, RuntimeError) as error:
         if not is_exhaustion(error):
             raise
-        raise TransduceError(
-            f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
-            f"`training.accumulate` ({accumulate}), which computes a step in so many parts."
-        ) from error
+        raise TransduceError(sentence) from error
 
 
-@contextmanager
-def explaining_a_large_model() -> Iterator[None]:
-    """The same while a model and its optimizer's state are made.
+def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
+    """The same of a step, with the settings that make it smaller."""
+    return telling_exhaustion(
+        f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
+        f"`training.accumulate` ({accumulate}), which computes a step in so many parts."
+    )
 
-    Raises:
-        TransduceError: memory ran out.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_exhaustion(error):
-            raise
-        raise TransduceError(
-            "Memory ran out for the model and what training keeps of each weight: lower `model.d_model`, `model.d_ff`, "
-            "the numbers of layers or `tokenizer.vocabulary_size`."
-        ) from error
+
+def explaining_a_large_model() -> AbstractContextManager[None]:
+    """The same while a model and its optimizer's state are made."""
+    return telling_exhaustion(
+        "Memory ran out for the model and what training keeps of each weight: lower `model.d_model`, `model.d_ff`, "
+        "the numbers of layers or `tokenizer.vocabulary_size`."
+    )
 
 
 def is_exhaustion(error: BaseException) -> bool:
