@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.coverage import Coverage
 from transduce.search.forced import GenerateSettings
+from transduce.search.greedy import make_hypothesis
 from transduce.search.penalty import power_of_length
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
@@ -65,15 +66,9 @@ class GenerateSearch(BeamSearch):
     def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
         """Enters a hypothesis among the finished ones, of which the best stay."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
-        ids, values = history[0].tolist(), history[1].tolist()
         finished = self.finished[self.places[row]][group]
         finished.append(
-            Hypothesis(
-                ids=tuple(ids[:-1] if ended else ids),
-                piece_log_probabilities=tuple(values),
-                score=sum(values) / power_of_length(len(ids), self.beam.alpha) + penalty,
-                ended=ended,
-            )
+            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=power_of_length)
         )
         finished.sort(key=lambda hypothesis: -hypothesis.score)
         del finished[self.beam.group_size :]
