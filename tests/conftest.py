@@ -162,6 +162,15 @@ def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(request.param)
 
 
+@pytest.fixture
+def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least work of decoding is shared by all threads, even if other processes have their cores."""
+    crew = pytest.importorskip("transduce.model.native.crew", reason="llvmlite is not installed", exc_type=ImportError)
+    monkeypatch.setattr(crew, "_THREAD_WORK", 1)
+    monkeypatch.setattr(crew, "_LEAST_SHARE", 0.0)
+    monkeypatch.setattr(crew, "_CREW", crew.Crew())
+
+
 @pytest.fixture(params=["NARROW", "WIDE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""

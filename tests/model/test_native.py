@@ -34,6 +34,7 @@ if BEST.lanes == WIDE.lanes:
     TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
     if BEST.kind == "bytes":  # then it has them for half as wide registers too, as processors without AVX-512 may
         TILES += [NARROW, NARROW.finer]
+pytestmark = pytest.mark.usefixtures("every_thread")
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]  # of conftest.py

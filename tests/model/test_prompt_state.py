@@ -19,6 +19,7 @@ from transduce.model.state import DecodingState
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("every_thread")
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 300

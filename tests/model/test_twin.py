@@ -26,6 +26,7 @@ if find_tile() is None:
 FLOATS, PAIRS = find_float_tile("floats"), find_float_tile("pairs")
 TILES = [tile for tile in (FLOATS, PAIRS, NARROW._replace(kind="floats")) if tile is not None]
 DTYPES = [torch.float32, *([torch.bfloat16] if PAIRS is not None else [])]
+pytestmark = pytest.mark.usefixtures("every_thread")
 
 Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]  # of conftest.py
 PAD, V = 0, 300

@@ -28,6 +28,7 @@ from transduce.search.vocabulary import use_kernels
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("every_thread")
 
 PAD, END, V = 0, 1, 200
 LONGEST = [40, 3, 17, 1, 25, 40, 9]

@@ -43,9 +43,9 @@ class Program:
         self._on_threads = find_threading()
         self._together = ctypes.c_void_p(engine.get_function_address(f"{name}_together") if self._on_threads else 0)
 
-    def run(self, *values: int) -> None:
-        """Runs with these numbers on PyTorch's number of threads. Nothing is checked."""
-        self.run_with((ctypes.c_int64 * len(values))(*values), torch.get_num_threads())
+    def run(self, *values: int, threads: int | None = None) -> None:
+        """Runs with these numbers on so many threads, PyTorch's number where nothing is said. Nothing is checked."""
+        self.run_with((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
 
     def run_with(self, numbers: Any, threads: int) -> None:
         """The same on so many threads, with an array of ctypes; the program may change what is in it."""

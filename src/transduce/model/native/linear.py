@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.native.amx import MORE_ROWS
+from transduce.model.native.crew import useful_threads
 from transduce.model.native.emit import Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile, program
 from transduce.model.native.lines import write_refining, write_widening
@@ -61,9 +62,13 @@ class NativeLinear(nn.Module):
             *self.addresses(),
             self.padded_outputs,
             out.data_ptr(),
+            threads=useful_threads(self._work(rows)),
         )
         found: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
         return found
+
+    def _work(self, rows: Tensor) -> int:
+        return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
         """Sizes, and what is multiplied."""
@@ -113,6 +118,7 @@ class NativeVocabulary(NativeLinear):
             self.bias.data_ptr(),
             found.data_ptr(),
             self.padded_outputs,
+            threads=useful_threads(self._work(rows)),
         )
         return found
 
@@ -146,6 +152,7 @@ class BFloat16Vocabulary:
             outputs,
             found.data_ptr(),
             self._padded,
+            threads=useful_threads(len(rows) * width * outputs),
         )
         logits: Tensor = found[:, :outputs].unflatten(0, x.shape[:-1])
         return logits

@@ -92,15 +92,20 @@ class ModelPrograms:
         write_scaling(k)
         write_turning(k, self.heads, interleaved=config.positions == "rotary-interleaved")
         weights = Weights(config.d_model)
+        row_work = {}
         for name, write in _writers(model, output).items():
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                write(ModelWriter(k, config, Places(*numbers), (thread, threads), weights))
+                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights)
+                write(writer)
+                row_work[name] = writer.row_work
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         programs = compile_programs(k, ("read", "step"))
         self.read: Program = programs["read"]
         """The encoder, or prompts."""
         self.step: Program = programs["step"]
+        self.read_work, self.step_work = row_work["read"], row_work["step"]
+        """Products of two numbers that they take for each row, but those of attention."""
 
     def have_other_products(self) -> bool:
         """Whether somebody put something else in a product's place, which machine code would pass over."""

@@ -113,6 +113,8 @@ class ModelWriter:
         self.numbers = numbers
         self.share = share
         self.weights = weights
+        self.row_work = 0
+        """Products of two numbers that a row takes, but those of attention."""
 
     @cached_property
     def places(self) -> Places:
@@ -199,6 +201,7 @@ class ModelWriter:
         outputs: tuple[int, int] | None = None,
     ) -> None:
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
+        self.row_work += (last - first) * linear.width
         name = f"product_{linear.tile.kind}_{ending}"
         if not k.has(name):
             write_products(k, linear.tile, (ending,))

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.model.native.crew import useful_threads
 from transduce.model.native.emit import I64, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.lines import Line, block_size, find_greatest
 
+_ELEMENT_WORK = 16  # products that a logit's exponential takes as long as
 _NEVER = float("-inf")
 _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -89,6 +91,7 @@ class NativeReductions:
             normalizer.data_ptr() if normalize else 0,
             room.data_ptr(),
             room.shape[1],
+            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
         )
         return values, places, normalizer
 
@@ -125,6 +128,7 @@ class NativeReductions:
             *(each.data_ptr() for each in (*live, *ended)),
             room.data_ptr(),
             room.shape[1],
+            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
         )
         return live, ended
 

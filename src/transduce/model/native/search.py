@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.model.native.arena import Arena
+from transduce.model.native.crew import run_watched
 from transduce.model.native.engine import Program
 from transduce.model.native.model_writer import Places
 from transduce.model.native.reductions import SelectPlaces, room_to_select
@@ -155,7 +156,8 @@ class NativeSearch:
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
             self._make_room()
-            program.run_with(self._numbers.array, self.threads)
+            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
+            run_watched(program, self._numbers.array, work, self.threads)
 
     def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """The sentences at these rows leave; their live hypotheses, as they are."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.model.attention import AttentionTrace
 from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.arena import Arena
-from transduce.model.native.engine import Program
+from transduce.model.native.crew import run_watched
 from transduce.model.native.model_programs import ModelPrograms, output_of
 from transduce.model.native.model_writer import ROWS_AT_ONCE, Places
 from transduce.model.native.pool import ROOM, Pool
@@ -70,7 +70,7 @@ class NativeSteps:
             self.logits_room = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
         tables = self.programs.step_positions.until(self.position)
-        self._run(self.programs.step, x, tables, pieces.contiguous())
+        self._run(x, tables, pieces.contiguous())
         self.position += 1
         self.pool.used += rows
         return x, self.logits_room[:rows, : self.output.outputs]
@@ -91,7 +91,7 @@ class NativeSteps:
     def read(self, x: Tensor) -> None:
         """What is given, embedded, (N, D); x changes."""
         tables = self.programs.read_positions.until(self.longest_source - 1)
-        self._run(self.programs.read, x, tables, None)
+        self._run(x, tables, None)
         self.scratch = None  # a step needs less
 
     def _make_room(self, rows: int) -> None:
@@ -106,14 +106,14 @@ class NativeSteps:
         """How many of them attention has room for: those of each thread, and a vector more."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MOST_LANES)
 
-    def _run(self, program: Program, x: Tensor, tables: PositionTables, ids: Tensor | None) -> None:
-        """A step, or what is read; x (N, D) changes."""
-        rows, scores = x.shape[0], self._scores()
+    def _run(self, x: Tensor, tables: PositionTables, ids: Tensor | None) -> None:
+        """A step with these newest pieces or, without them, what is read; x (N, D) changes."""
+        programs, rows, scores = self.programs, x.shape[0], self._scores()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(self.programs, rows, 2 * scores if ids is not None else scores)
+            self.scratch = Scratch(programs, rows, 2 * scores if ids is not None else scores)
         places = Places(
             rows=rows,
-            weights=self.programs.weights.data_ptr(),
+            weights=programs.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
             room=scores // torch.get_num_threads(),
@@ -128,7 +128,8 @@ class NativeSteps:
             **tables.addresses(),
             logits=0 if ids is None else self.logits_room.data_ptr(),
         )
-        program.run(*places)
+        program, work = (programs.read, programs.read_work) if ids is None else (programs.step, programs.step_work)
+        run_watched(program, places, rows * work)
 
 
 def starts_of(counts: list[int]) -> list[int]:

@@ -1,0 +1,128 @@
+"""Decoding beside busy processes: by all threads, by one, and by as many as the kernels choose.
+
+    python benchmarks/busy_machine.py --busy 0 1
+
+Models have random weights in int8, of 4+4 layers and 128 columns to 6+6 and 512; sources and translations have 12
+pieces. The three ways take turns; given is the median of the rounds, in ms a batch.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from transduce.libraries import advise_libraries
+from transduce.model.config import ModelConfig
+from transduce.model.fast import product_maker, start_fast
+from transduce.model.native import crew
+from transduce.model.native.search import NativeBounds, NativeSearch
+from transduce.model.packed import PackedTransformer
+from transduce.model.quantized import quantize
+from transduce.model.transformer import Transformer
+
+SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
+BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each
+WAYS = ("all threads", "one thread", "as chosen")
+PIECES, VOCABULARY = 12, 8000
+
+
+def build(layers: int, width: int, heads: int) -> PackedTransformer:
+    """A model of int8 matrices."""
+    config = ModelConfig(
+        source_vocabulary_size=VOCABULARY,
+        target_vocabulary_size=VOCABULARY,
+        num_encoder_layers=layers,
+        num_decoder_layers=layers,
+        d_model=width,
+        d_ff=4 * width,
+        num_heads=heads,
+    )
+    return quantize(Transformer(config).eval(), make=product_maker())
+
+
+@torch.inference_mode()
+def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
+    """A whole search."""
+    count = len(sources)
+    state = start_fast(model, sources)
+    bounds = NativeBounds(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
+    NativeSearch(state, bounds).advance(PIECES)  # type: ignore[arg-type]
+
+
+@contextmanager
+def choosing(way: str, threads: int) -> Iterator[None]:
+    """How many threads a step takes."""
+    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
+    if way != "as chosen":
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.Crew()
+    torch.set_num_threads(1 if way == "one thread" else threads)
+    try:
+        yield
+    finally:
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = kept
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many other processes that never wait."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure(
+    model: PackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
+) -> dict[str, float]:
+    """Milliseconds of a batch, by way."""
+    sources = torch.randint(4, VOCABULARY, (sentences, PIECES))
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        for way in WAYS:
+            with choosing(way, threads):
+                calls = 0
+                began = time.perf_counter()
+                while time.perf_counter() - began < seconds:
+                    decode(model, sources, beam_size)
+                    calls += 1
+                if number:  # the first one warms up
+                    found[way].append(1000 * (time.perf_counter() - began) / calls)
+    return {way: statistics.median(times) for way, times in found.items()}
+
+
+def main() -> None:
+    """Prints a table."""
+    before = dict(os.environ)
+    advise_libraries()
+    if os.environ != before:  # as the command has it; libraries read it as they are loaded
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="busy processes beside")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each way in a round")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    print("| busy | model | sentences × beam |", " | ".join(f"{way}, ms" for way in WAYS), "|")
+    print("|---" * (3 + len(WAYS)) + "|")
+    for layers, width, heads in SIZES:
+        model = build(layers, width, heads)
+        for count in options.busy:
+            for sentences, beam_size in BATCHES:
+                with busy(count):
+                    times = measure(model, sentences, beam_size, options.threads, options.rounds, options.seconds)
+                cells = " | ".join(f"{times[way]:.2f}" for way in WAYS)
+                print(f"| {count} | {layers}+{layers} × {width} | {sentences} × {beam_size} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
