@@ -48,7 +48,7 @@ from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.runtime.comparison import compare_models
 from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
 from transduce.runtime.translator import Translator
 from transduce.text.corpus import CorpusFiles, read_pairs

@@ -1,8 +1,14 @@
-"""Files that survive a crash: written under another name, flushed to the disk, renamed."""
+"""Files that survive a crash: written under another name, flushed to the disk, renamed; and are one process' alone."""
 
 import hashlib
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -50,3 +56,28 @@ def sync_folder(path: Path) -> None:
     """The same for a folder's entries; Windows has no such call and needs none."""
     if os.name != "nt":
         sync_file(path)
+
+
+@contextmanager
+def sole_user(place: Path) -> Iterator[None]:
+    """Holds a file or folder for this process; the system lets go of it when the process ends, however it does.
+
+    Nothing is held on Windows, nor on file systems that cannot lock.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)

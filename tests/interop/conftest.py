@@ -14,7 +14,7 @@ from transduce.model.norms import BatchNorm
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.own_models import OwnModel
 from transduce.runtime.translator import Translator
 from transduce.text.corpus import CorpusFiles, read_pairs

@@ -19,7 +19,8 @@ from transduce.model.build import Model
 from transduce.runtime import exporters, folder
 from transduce.runtime.comparison import Agreement
 from transduce.runtime.export import export
-from transduce.runtime.folder import Manifest, ModelFolder, write_model_folder
+from transduce.runtime.folder import Manifest, ModelFolder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.original import Original
 from transduce.runtime.translator import Translator
 from transduce.text.tokenizer import Tokenizer

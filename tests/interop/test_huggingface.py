@@ -22,7 +22,7 @@ from transduce.interop.huggingface import (
 from transduce.interop.huggingface_families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.translator import Translator, pad
 from transduce.search.settings import SearchSettings
 

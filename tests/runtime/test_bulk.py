@@ -117,6 +117,38 @@ def test_an_interrupted_file_is_not_overwritten(tmp_path: Path) -> None:
         begin(tmp_path / "out.txt")
 
 
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    first, second = begin(path), begin(path)
+    first.open()
+    with pytest.raises(TransduceError, match=r"^Another process is writing .*out\.txt: wait until it has ended, or"):
+        second.open()
+    first.append(LINES[:4], "one\ntwo\nthree\nfour\n")
+    with begin(path, resume=True) as late:  # of a lock that is the file's, and not of when it was asked for
+        late.skip(LINES[:4])
+        first.append(LINES[4:5], "five\n")
+        with pytest.raises(TransduceError, match="Another process is writing"):
+            late.open()
+        first.__exit__(None, None, None)
+        with pytest.raises(TransduceError, match="Another process is writing"):  # what it knows is old
+            late.open()
+    with begin(path, resume=True) as again:
+        again.skip(LINES[:5])
+        again.open()
+        again.finish()
+    assert path.read_bytes() == b"one\ntwo\nthree\nfour\nfive\n"
+
+
+def test_a_file_that_something_else_wrote_into_does_not_get_its_name(tmp_path: Path) -> None:
+    file = begin(tmp_path / "out.txt")
+    file.open()
+    file.append(LINES[:1], "one\n")
+    with (tmp_path / "out.txt.partial").open("ab") as partial:
+        partial.write(b"strange\n")
+    with pytest.raises(TransduceError, match="Another process is writing"):
+        file.finish()
+
+
 def test_other_options_other_lines_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_some(path)

@@ -16,7 +16,8 @@ from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder import read_model_folder, write_model_folder
+from transduce.runtime.folder import read_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.translator import Translator
 from transduce.text.tokenizer import Tokenizer
 

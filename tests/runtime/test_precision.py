@@ -96,8 +96,10 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
     translator = load_by_kernels(wide, precision)
     found = translator(sentences, beam_size=4)
     scored = translator.score(sentences, [translation.text for translation in found])
+    # Scoring attends by PyTorch: the last bit of a number between two steps of 6 or 8 bits rounds it to either.
+    almost = 5e-3 if precision == "int8" else 1e-5
     for translation, own in zip(found, scored, strict=True):
-        assert own.score == pytest.approx(translation.score, abs=1e-5)
+        assert own.score == pytest.approx(translation.score, abs=almost)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

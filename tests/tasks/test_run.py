@@ -100,7 +100,7 @@ def test_what_was_said_is_shown_as_said(
         ({"data.source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
         ({"data.target": ["nowhere.en"]}, r"nowhere\.en does not exist: check the file's name"),
         ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
-        ({"data.dev_target": []}, r"dev\.zh holds one side only: name a target file too"),
+        ({"data.dev_target": []}, r"dev\.zh holds one side only: name the file of the other side too"),
         ({"model.d_model": 33}, r"`model\.d_model` must be even \(a sine and a cosine a pair\), but is 33"),
         (
             {"model.kind": "recurrent", "training.optimizer": "muon"},
@@ -164,7 +164,8 @@ def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tm
 def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_path: Path) -> None:
     source, target = write_lines("a.zh", ["我爱你"] * 30), write_lines("a.en", ["I love you"] * 30)
     with pytest.raises(
-        TransduceError, match="too small to hold a dev set out of it: give --dev-source and --dev-target"
+        TransduceError,
+        match="too few different sources to hold a dev set out of it: give --dev-source and",
     ):
         train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
     assert not (tmp_path / "model").exists()

@@ -185,7 +185,8 @@ def test_files_that_do_not_fit_together(write: Write) -> None:
     with pytest.raises(TransduceError, match=r"equally many files, but there are 2 and 1: name them"):
         list(read_pairs(CorpusFiles(source=(a, b), target=(b,))))
     with pytest.raises(
-        TransduceError, match=r"a\.zh holds one side only: name a target file too; .* `--set data\.format=tsv`"
+        TransduceError,
+        match=r"a\.zh holds one side only: name the file of the other .* `--set data\.format=tsv`",
     ):
         list(read_pairs(CorpusFiles(source=(a,))))
     with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is given"):

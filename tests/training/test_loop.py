@@ -506,10 +506,9 @@ def test_a_run_that_ended_for_want_of_improvement_does_no_step_more(tmp_path: Pa
 
 
 def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path, make_settings: Make) -> None:
-    """The first model is kept all the same, so that there is one; any number after it is better."""
     script = Script([math.nan, 3.0, math.inf, math.nan])
     result = run_validated(tmp_path, make_settings(validate_every=2), script)
-    assert script.kept == [2, 4]
+    assert script.kept == [4]
     assert (result.best_step, result.best_value) == (4, -3.0)
 
 
@@ -517,7 +516,8 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path, mak
 def test_a_run_resumes_after_a_validation_that_was_not_a_number(
     tmp_path: Path, make_settings: Make, number: float
 ) -> None:
-    run_validated(tmp_path, make_settings(steps=4, validate_every=2), Script([number, number]))
+    with pytest.raises(TransduceError, match=r"^No model was kept, for the dev loss was not finite at any validation"):
+        run_validated(tmp_path, make_settings(steps=4, validate_every=2), Script([number, number]))
     script = Script([3.0, 2.5])
     again = Setup(
         tmp_path, make_settings(steps=8, validate_every=2), validate=script.validate, keep_model=script.keep

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """A line for each pair: links as `source-target`, counted from 0. Or chooses heads."""
     if options.learn is not None and options.known is None:
         raise TransduceError("`--learn` chooses heads by alignments that are known: give them with --known.")
-    check_writable(options.learn)
+    read = [options.model, options.source, options.target, options.source_words, options.target_words]
+    check_writable(options.learn, inputs=[*read, options.known])
     heads = None if options.heads is None else read_heads(Path(options.heads))
     pairs = list(_read_pairs(options))
     known = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]

@@ -52,7 +52,7 @@ def _number_of_labels(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Writes a line for each text, or a report."""
-    check_writable(options.output, report=options.json)
+    check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
     if options.json and not options.labels:
         raise TransduceError("`--json` is the report on `--labels`: name the right labels too, or leave it out.")
     classifier = load_classifier(

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints both systems' scores, the difference, and whether it is real."""
     names = _names(options.a, options.b)
     _check_options(options, names)
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.a, options.b, options.source, options.reference])
     # Whatever is wrong with a file is told before a model translates any; a pipe can be read only once.
     given = [place for place in (options.a, options.b) if not Path(place).is_dir()]
     paths = list(dict.fromkeys(filter(None, [options.source, *given, options.reference])))

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing failed, else 1."""
     _check_options(options)
-    check_writable(options.html, report=options.json)
+    read = [options.model, options.source, options.target, options.test_source, options.test_target]
+    check_writable(options.html, report=options.json, inputs=read)
     machine = detect_machine(options.device, options.threads)
     torch.set_num_threads(machine.threads)
     model = examine(open_subject(Path(options.model), machine.device)) if options.model else None

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
     search = search_settings(options, options.model)
-    check_writable(options.output, report=options.json)
+    check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     sources, references = read_side_by_side(options.source, options.reference)
     translator = load_translator(options.model, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # a wrong one is told before hours of translating

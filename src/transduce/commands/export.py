@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exports, and prints how far the result agrees with the model."""
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
     for option, value, only in (("device", options.device, "cpu"), ("precision", options.precision, "fp32")):
         if value not in ("auto", only):
             raise TransduceError(f"Both models are compared with --{option} {only}, but it is {value}: leave it out.")

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints each text with its masks filled, and below it what else may stand there."""
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.model])
     filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
     texts = [text for text in stdin_lines() if text.strip()] if options.text == "-" else [options.text]
     report = FillReport(fillings=[filler(text, candidates=options.candidates) for text in texts])

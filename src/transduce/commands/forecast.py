@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes a table, or a report."""
-    check_writable(options.output, report=options.json)
+    check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check(options)
     forecaster = load_forecaster(
         options.model, precision=options.precision, device=options.device, threads=options.threads

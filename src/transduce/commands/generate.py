@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the text as it grows, where there is one; several when they are done."""
     search = search_of(options)
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.model])
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(
         options.model, precision=options.precision, device=options.device, threads=options.threads

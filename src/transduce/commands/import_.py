@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Imports, and prints what."""
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(
         options.folder,

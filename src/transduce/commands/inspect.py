@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     Of a pronoun it prints where each head looks; a model that translates nothing has only that to show.
     """
-    check_writable(options.html, report=options.json)
+    check_writable(options.html, report=options.json, inputs=[options.model])
     _check_pronoun(options)
     search_settings(options, options.model)  # refuses what is out of range before a model is loaded
     if options.pronoun is None:

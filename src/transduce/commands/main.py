@@ -12,6 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
+from transduce.commands.streams import fill_in_closed_streams
 from transduce.errors import TransduceError
 
 # In the order in which a person meets them. Each is a module here, with `add_arguments` and `run`; it is imported
@@ -100,6 +101,7 @@ def build_parser(verb: str | None) -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    fill_in_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without a character shows "?" there; results go out as UTF-8 bytes and are not touched by this.
         sys.stdout.reconfigure(errors="replace")

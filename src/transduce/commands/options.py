@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,10 +11,14 @@ import msgspec
 from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
+from transduce.given import as_path
+from transduce.runtime.folder import MANIFEST
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
+
+_FILES_OF_A_RUN = (MANIFEST, "settings.toml", "README.md", "metrics.jsonl")
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -179,15 +183,19 @@ def or_standard(path: str) -> str | None:
     return None if path == "-" else path
 
 
-def check_writable(*paths: str | None, report: str | None = None) -> None:
-    """Refuses, before any work is done, what could not be written after it.
+def check_writable(
+    *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
+) -> None:
+    """Refuses, before any work is done, what could not be written after it, or only in place of what is read.
 
     Args:
         paths: files, or None.
         report: one that may be `-`, standard output.
+        inputs: files and model folders that are read, or None.
 
     Raises:
-        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself, or `-`.
+        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself, or `-`, or an
+            input, or another of the paths.
     """
     if "-" in paths:
         raise TransduceError("`-` would be standard output, but a file is needed here: name one.")
@@ -197,10 +205,32 @@ def check_writable(*paths: str | None, report: str | None = None) -> None:
             raise TransduceError(f"{path} cannot be written: there is no folder {path.parent}.")
         if path.is_dir():
             raise TransduceError(f"{path} cannot be written: it is a folder.")
+        if path.suffix == ".gz":
+            raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # What is no file, such as /dev/stdout, is written to as it is; a file gets its name when it is whole.
         place = path if is_no_file(path) else path.parent
         if not os.access(place, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {place}, so name another place.")
+    written = [Path(path).resolve() for path in files if not is_no_file(Path(path))]
+    if len(set(written)) < len(written):
+        raise TransduceError(f"{files[-1]} is named for two outputs: name another file for one of them.")
+    read = [Path(path) for given in inputs if given for path in ([given] if isinstance(given, str) else given)]
+    for path in written:
+        for place in read:
+            if path.exists() and (_is_model_file(path, place) if place.is_dir() else _is_same(path, place)):
+                raise TransduceError(f"{path} is read here, and would be replaced: name another file to write.")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return other.exists() and path.samefile(other)
+
+
+def _is_model_file(path: Path, folder: Path) -> bool:
+    """Whether a file belongs to the model in a folder; a report that was written there before does not."""
+    if not path.parent.samefile(folder):
+        return False
+    manifest = folder / MANIFEST
+    return not manifest.is_file() or path.name in _FILES_OF_A_RUN or f'"{path.name}"' in manifest.read_text("utf-8")
 
 
 def check_folder(path: str) -> None:
@@ -209,7 +239,7 @@ def check_folder(path: str) -> None:
     Raises:
         TransduceError: something on the way to it is a file, or must not be written to.
     """
-    place = Path(path)
+    place = as_path(path, "The folder to write")
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():

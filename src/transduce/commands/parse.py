@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes a tree for each sentence, or a report."""
-    check_writable(options.output, report=options.json)
+    check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
     if options.json and not options.reference:
         raise TransduceError("`--json` is the report on `--reference`: name a treebank too, or leave it out.")
     if options.reference and options.text:

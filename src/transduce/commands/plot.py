@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Draws."""
     _check_options(options)
-    check_writable(options.out)
+    check_writable(options.out, inputs=[options.items, options.source, options.reference])
     if options.out is not None:
         check_picture(Path(options.out))
     chart = _CHARTS[options.kind](options)

@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prepares, and prints what came out. Ctrl-C and SIGTERM leave nothing behind."""
-    check_writable(report=options.json)
+    read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
+    check_writable(report=options.json, inputs=read)
     check_folder(options.out)
     with _cleaning_up_on_sigterm():
         write_report(_prepare(options), options.json)

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a score for each line, and on standard error what they come to."""
-    check_writable(report=options.json)
+    check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # refuses what is out of range
     sources, targets = read_side_by_side(options.source, options.target)
     translator = load_translator(options.model, options)

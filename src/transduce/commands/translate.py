@@ -33,6 +33,13 @@ from transduce.search.settings import SamplingSettings
 from transduce.text.files import read_lines
 
 _SECONDS_BETWEEN_REPORTS = 10.0
+_MOST_DAMAGED = 5  # lines that are told one by one
+_FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
+_OTHER_CONTENT = (
+    (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
+    (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
+    (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
+)
 # Options that `SamplingSettings` has the usual values of.
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 _SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
@@ -104,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     job = make_job(options, folders[0])
     shard = shard_from(options.shard)
     check_options(options)
+    check_writable(options.output, inputs=[folders, file, options.phrases])
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
@@ -129,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     """The model folders, and the text file where the last of several names is none of them."""
-    if len(paths) > 1 and not Path(paths[-1]).is_dir():
+    if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
         return paths[:-1], or_standard(paths[-1])
     return paths, None
 
@@ -161,7 +169,6 @@ def check_options(options: argparse.Namespace) -> None:
         raise TransduceError(f"`workers` must be at least 1, but is {options.workers}.")
     if options.resume and not options.output:
         raise TransduceError("--resume goes on with a file, but none is named: say --output FILE.")
-    check_writable(options.output)
 
 
 def translated(
@@ -188,10 +195,16 @@ def translated(
 def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]) -> None:
     """Translates into a file that can be gone on with after a crash."""
     content = identity(options, folders, job)
-    file = ResumableFile(Path(options.output), options=content, resume=options.resume)
-    if file.is_finished:
-        sys.stderr.write(f"{file.path} is there already, so nothing was done: delete it to translate anew.\n")
-        return
+    with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
+        if file.is_finished:
+            sys.stderr.write(f"{file.path} is there already, so nothing was done: delete it to translate anew.\n")
+        else:
+            _write(file, options, folders, job, waiting)
+
+
+def _write(
+    file: ResumableFile, options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
+) -> None:
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
         file.skip(done)
@@ -249,15 +262,30 @@ def stdin_lines() -> Iterator[str]:
     """Lines of standard input, as read_lines reads a file; but bytes that are no UTF-8 become U+FFFD.
 
     A file can be mended and a stream cannot, so its other lines are translated all the same.
+
+    Raises:
+        TransduceError: it is something else from its first bytes on.
     """
+    damaged = 0
     for number, raw in enumerate(sys.stdin.buffer, 1):
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
+            _refuse_other_content(line)
             line = line.removeprefix(codecs.BOM_UTF8)
         text = line.decode("utf-8", "replace")
         if text.count("\ufffd") > line.count("\ufffd".encode()):
-            sys.stderr.write(f"Standard input, line {number}: what is not UTF-8 was read as U+FFFD.\n")
+            damaged += 1
+            if damaged <= _MOST_DAMAGED:
+                sys.stderr.write(f"Standard input, line {number}: what is not UTF-8 was read as U+FFFD.\n")
         yield text
+    if damaged > _MOST_DAMAGED:
+        sys.stderr.write(f"Standard input: so it was in {damaged:,} lines in all.\n")
+
+
+def _refuse_other_content(line: bytes) -> None:
+    for beginning, what, remedy in _OTHER_CONTENT:
+        if line.startswith(beginning):
+            raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:

@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what was found, and returns 0 where the runs are equal; 1 where they are not."""
-    check_writable(report=options.json)
+    read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
+    check_writable(report=options.json, inputs=read)
     report = verify_resume(run_request(options, Path()))
     write_report(report, options.json)
     return 0 if report.equal else 1

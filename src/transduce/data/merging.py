@@ -232,8 +232,12 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 
 
 def _nothing_left(report: FilterReport, path: str) -> str:
-    counts = ", ".join(f"{count} for {reason}" for reason, count in report.dropped.items() if count) or "none"
+    counts = ", ".join(
+        f"{count} for {reason} (first {report.examples.get(reason, path)})"
+        for reason, count in report.dropped.items()
+        if count
+    )
     return (
-        f"No pair of {path} is left: of {report.read} read, the filters dropped {counts} and {report.held_out} are "
-        "held out; check the files or change `data.filters`."
+        f"No pair of {path} is left: of {report.read} read, the filters dropped {counts or 'none'} and "
+        f"{report.held_out} are held out; check the files or change `data.filters`."
     )

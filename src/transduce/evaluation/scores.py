@@ -17,6 +17,7 @@ from transduce.evaluation.tokenizers import (
     choose_tokenizer,
     tokenizer_for,
 )
+from transduce.given import as_texts
 
 # First and last code point of the letters of scripts that put no spaces between words.
 UNSPACED_SCRIPTS = (
@@ -166,6 +167,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
     for name, group in lines.items():
         if isinstance(group, str):
             raise TransduceError(f"The {name} must be a list of lines, but are one text: write [`{group[:40]}`].")
+        as_texts(group)
     counts = {name: len(group) for name, group in lines.items()}
     listed = " and ".join(f"{count:,} {name}" for name, count in counts.items())
     if len(set(counts.values())) > 1:
@@ -173,7 +175,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
             f"Lines must correspond one by one, but there are {listed}: give files with the same number of lines."
         )
     if 0 in counts.values():
-        raise TransduceError(f"There must be at least one line, but there are {listed}: give other files.")
+        raise TransduceError(f"There must be at least one line, but there are {listed}: give some.")
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.given import as_path, as_texts
 from transduce.model.encoder import Encoder
 from transduce.runtime.decoding import pad
 from transduce.runtime.like_lengths import of_like_lengths
@@ -19,7 +20,6 @@ from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
-from transduce.runtime.texts import as_texts
 from transduce.text.marks import marks_of
 from transduce.text.tokenizer import Tokenizer
 
@@ -115,6 +115,7 @@ def load_classifier(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    card = read_task_card(Path(folder), "classification", use="Classifying")
-    model, tokenizer = place_encoder(Path(folder), precision=precision, device=device, threads=threads)
+    folder = as_path(folder, "A model's folder")
+    card = read_task_card(folder, "classification", use="Classifying")
+    model, tokenizer = place_encoder(folder, precision=precision, device=device, threads=threads)
     return Classifier(model, tokenizer, card.labels, length=card.length)

@@ -10,6 +10,7 @@ import msgspec
 from transduce.durable import sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
+from transduce.given import as_path
 from transduce.interop.exported import ExportedEncoder, ExportedModel
 from transduce.runtime.comparison import Agreement, Comparison, compare_models
 from transduce.runtime.encoder_comparison import EncoderAgreement, EncoderComparison, compare_encoders
@@ -87,14 +88,15 @@ def export(
         TransduceError: `out` exists, a package is missing, the other program cannot compute this model, or what it
             computes is something else. Nothing is left behind then.
     """
-    out, quantization = Path(out), quantization or "float32"
+    folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
+    quantization = quantization or "float32"
     if references is not None:
         check_line_counts({"sources": sources or [], "references": references})
     if out.exists() or out.is_symlink():
         raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
     threads = detect_machine("cpu", threads).threads
-    content = place_model(read_any_model_folder, Path(folder), precision="fp32", device="cpu", threads=threads)
-    original = Original(content, Path(folder), threads)
+    content = place_model(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
+    original = Original(content, folder, threads)
     if references is not None and original.translator is None:
         raise TransduceError(
             f"References are translations, but the model in {folder} is of the kind `{original.config.kind}` and "

@@ -27,7 +27,8 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
 from transduce.runtime.export_trial import tokenized
-from transduce.runtime.folder import VOCABULARIES, write_model_folder
+from transduce.runtime.folder import VOCABULARIES
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.kept_tokenizer import has_kept_files, read_kept_files, write_kept_files
 from transduce.runtime.original import Original
 from transduce.runtime.task_card import TASK_CARD

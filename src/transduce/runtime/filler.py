@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.given import as_path, as_text
 from transduce.model.encoder import Encoder
 from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
-from transduce.runtime.texts import as_text
 from transduce.text.marks import MASK, encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.tokenizer import Tokenizer
 
@@ -118,6 +118,7 @@ def load_filler(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    card = read_task_card(Path(folder), "masked-language-model", use="Filling masks")
-    model, tokenizer = place_encoder(Path(folder), precision=precision, device=device, threads=threads)
+    folder = as_path(folder, "A model's folder")
+    card = read_task_card(folder, "masked-language-model", use="Filling masks")
+    model, tokenizer = place_encoder(folder, precision=precision, device=device, threads=threads)
     return Filler(model, tokenizer, length=card.length)

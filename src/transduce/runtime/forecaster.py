@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from transduce.data.series_scale import Numbers
 from transduce.errors import TransduceError
+from transduce.given import as_path
 from transduce.model.precision import DTYPES
 from transduce.model.series import SeriesTransformer
 from transduce.runtime.folder import read_series_model
@@ -163,13 +164,14 @@ def load_forecaster(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    read_task_card(Path(folder), "time-series", use="Forecasting")
+    folder = as_path(folder, "A model's folder")
+    read_task_card(folder, "time-series", use="Forecasting")
     if precision not in _DTYPES:
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    model = read_series_model(Path(folder)).to(device=machine.device, dtype=_DTYPES[precision])
-    return Forecaster(model, read_series_card(Path(folder)))
+    model = read_series_model(folder).to(device=machine.device, dtype=_DTYPES[precision])
+    return Forecaster(model, read_series_card(folder))
 
 
 def known_columns(forecast: Forecast) -> Sequence[str]:

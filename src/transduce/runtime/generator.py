@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.given import as_path, as_text
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.fast import decoded_model
@@ -24,7 +25,6 @@ from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.precision import precision_of
 from transduce.runtime.summary import summary
-from transduce.runtime.texts import as_text
 from transduce.runtime.untrusted import read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
@@ -296,11 +296,12 @@ def load_generator(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    content = place_model(read_decoder_folder, Path(folder), precision=precision, device=device, threads=threads)
+    folder = as_path(folder, "A model's folder")
+    content = place_model(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
     return Generator(
         content.model,
         content.tokenizer,
-        context=_read_context(Path(folder), content.model.config),
+        context=_read_context(folder, content.model.config),
         language=content.manifest.target_language,
     )
 

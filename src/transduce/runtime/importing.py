@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.given import as_path
 from transduce.interop.huggingface import class_for
-from transduce.runtime.folder import read_any_model_folder, write_model_folder
+from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.foreign import check_foreign, foreign_search_settings
 from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
 from transduce.runtime.languages import with_languages
@@ -48,7 +50,7 @@ def import_model_folder(
     Raises:
         TransduceError: the folder cannot be imported, or there is a model in `out`.
     """
-    folder, out = Path(folder), Path(out)
+    folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
     model_type = check_foreign(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")

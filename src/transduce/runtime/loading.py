@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args, overload
 
 from transduce.errors import TransduceError
+from transduce.given import as_paths
 from transduce.runtime.classifier import Classifier, load_classifier
 from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.folder import model_kind
@@ -126,7 +127,8 @@ def load(
     """
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
-    found = _task_of(Path(folder)) if isinstance(folder, str | Path) else "translation"
+    folders = as_paths(folder, "A model's folder")
+    found = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
     if task is not None and task != found:
         raise TransduceError(f"`task` is `{task}`, but the model in {folder} is for `{found}`: name another folder.")
     if found != "translation":

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.given import as_path, as_texts
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import pad
 from transduce.runtime.folder import read_any_model_folder
@@ -22,7 +23,6 @@ from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
-from transduce.runtime.texts import as_texts
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.brackets import BalancedBrackets, BracketPiece
 from transduce.search.greedy import Walk, take_best
@@ -181,7 +181,7 @@ def load_parser(
     Raises:
         TransduceError: the folder or an option is not what it should be.
     """
-    path = Path(folder)
+    path = as_path(folder, "A model's folder")
     read_task_card(path, "parsing", use="Parsing")
     content = place_model(read_any_model_folder, path, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Transformer):

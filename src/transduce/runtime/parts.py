@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from torch import Tensor
 
-from transduce.runtime.texts import as_texts
+from transduce.given import as_texts
 from transduce.runtime.translation import Translation, join_parts, nothing
 from transduce.search.scorer import Observer
 from transduce.text.filters import FilterSettings

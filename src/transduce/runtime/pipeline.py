@@ -12,7 +12,7 @@ from typing import TypedDict, overload
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.runtime.texts import as_texts
+from transduce.given import as_texts
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings

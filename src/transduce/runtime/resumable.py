@@ -7,11 +7,14 @@ agree on where to go on. The finished file gets its own name as the last act.
 
 import hashlib
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
-from transduce.durable import replace_file, write_file
+from transduce.durable import replace_file, sole_user, write_file
 from transduce.errors import TransduceError
 
 _FORMAT_VERSION = 1
@@ -32,7 +35,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ResumableFile:
-    """A file that is being written."""
+    """A file that is being written, by one process at a time. A context in which `open` holds it."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
         """Begins, or finds out where to go on.
@@ -57,6 +60,17 @@ class ResumableFile:
             if not self.partial.exists():
                 self.is_finished = True
                 self.side.unlink()
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Lets go of the file."""
+        self._held.close()
 
     def _read(self, resume: bool) -> Progress:
         try:
@@ -95,9 +109,20 @@ class ResumableFile:
             )
 
     def open(self) -> None:
-        """Has the file end where the finished lines end."""
+        """Has the file end where the finished lines end, and holds it.
+
+        Raises:
+            TransduceError: another process writes it.
+        """
         if self.progress.lines == 0:
-            self.partial.write_bytes(b"")
+            self.partial.touch()
+        try:
+            self._held.enter_context(sole_user(self.partial))
+        except (BlockingIOError, FileNotFoundError):
+            raise self._not_alone() from None
+        stands = self.side.read_bytes() if self.side.exists() else None
+        if stands != (self._encoded() if self.progress.lines else None):  # it went on while this one began
+            raise self._not_alone()
         os.truncate(self.partial, self.progress.size_bytes)
 
     def append(self, lines: list[str], text: str) -> None:
@@ -114,12 +139,26 @@ class ResumableFile:
             size_bytes=self.progress.size_bytes + len(content),
             input_sha256=self.digest.hexdigest(),
         )
-        write_file(self.side, msgspec.json.encode(self.progress) + b"\n")
+        write_file(self.side, self._encoded())
 
     def finish(self) -> None:
-        """Gives the file its name."""
+        """Gives the file its name.
+
+        Raises:
+            TransduceError: it does not have the size of what was written.
+        """
+        if self.partial.stat().st_size != self.progress.size_bytes:
+            raise self._not_alone()
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
+
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self.progress) + b"\n"
+
+    def _not_alone(self) -> TransduceError:
+        return TransduceError(
+            f"Another process is writing {self.path}: wait until it has ended, or name another file with --output."
+        )
 
     def _add(self, lines: list[str]) -> None:
         for line in lines:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.given import as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.fast import decoded_model, exact_projection
 from transduce.runtime.decoding import pad
@@ -65,6 +66,7 @@ def score_translations(
     Raises:
         TransduceError: their numbers differ, or one is too long.
     """
+    sources, targets = as_texts(sources), as_texts(targets)
     if len(sources) != len(targets):
         raise TransduceError(
             f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."

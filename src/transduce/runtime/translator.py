@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.given import as_paths, as_text, as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, most_positions, pad
@@ -26,7 +27,6 @@ from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import refuse_parsers
-from transduce.runtime.texts import as_texts
 from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -180,7 +180,7 @@ class Translator:
             TransduceError: the options contradict each other, or strict results cannot be had.
         """
         parts = cut(sentences, self.tokenizer.source, self.longest_source)
-        check_prefix(search, prefix)
+        check_prefix(search, as_text(prefix))
         prefix_ids = spell_prefix(prefix, self.tokenizer.target)
         spelt = self._spell(phrases, search)
         watch = PartsObserver(observer)
@@ -311,6 +311,7 @@ class Translator:
         if not any(phrases or ()):
             return []
         for own in phrases or ():
+            as_texts(own)
             check_phrases(search, own)
         return [[spell_phrase(phrase, self.tokenizer.target) for phrase in own] for own in phrases or ()]
 
@@ -375,7 +376,7 @@ def load(
         TransduceError: a folder or an option is not what it should be.
     """
     check_precision(precision)
-    folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(each) for each in folder]
+    folders = as_paths(folder, "A model's folder")
     if not folders:
         raise TransduceError("At least one model folder is needed, but none was named.")
     refuse_parsers(folders)

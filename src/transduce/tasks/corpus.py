@@ -176,6 +176,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     """What `prepare_corpus` made, for a run that goes on; its settings leave nothing open."""
     tokenizer = load_tokenizer(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
+    prepared.verify()
     said = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if said.get(name) is not None]
     chosen = TokenizerSettings(**{name: said[name] for name in names}, user_symbols=text.marks)
@@ -323,7 +324,7 @@ def _task_corpus(
     dev = text.dev if text.dev is not None else prepared.held_out
     if dev is None and text.hold_out is not None:
         raise TransduceError(
-            "The corpus is too small to hold a dev set out of it: give --dev-source and --dev-target."
+            "The corpus has too few different sources to hold a dev set out of it: give --dev-source and --dev-target."
             if data.prepared is None
             else f"Nothing was held out as a dev set when {data.prepared} was prepared: give --dev-source and "
             "--dev-target, or prepare it again."

@@ -6,9 +6,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from transduce.errors import TransduceError
-from transduce.runtime.folder import WEIGHTS
+from transduce.runtime.folder import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 
 SETTINGS_FILE = "settings.toml"
+# What else a run writes, of which something of the user's may have the name.
+_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
+_OF_TOKENIZERS = (*VOCABULARIES, "tokenizer.json")
 
 
 def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
@@ -24,19 +27,29 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
         raise TransduceError(
             f"{folder} holds a model, which training would replace, but no run: name another folder with --out."
         )
+    # A tokenizer may be of a run that something stopped before it began: then its card is there.
+    names = _FILES if (folder / TOKENIZER_CARD).exists() else (*_FILES, *_OF_TOKENIZERS)
+    mine = [name for name in names if (folder / name).exists()]
+    if not has_run and mine:
+        raise TransduceError(f"{folder / mine[0]} would be replaced by a run's: name another folder with --out.")
 
 
 class NewRun:
     """What a folder is before a run begins in it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._settings = folder, folder / SETTINGS_FILE
+        self.folder, self._settings = folder, folder / SETTINGS_FILE
         self._was_there, self._had_run = folder.exists(), self._settings.exists()
+
+    def make(self) -> Path:
+        """The folder, which is there from here on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder
 
     def undo(self) -> None:
         """Removes a folder that was not there before; one that was holds no run afterwards, and all that it held."""
         if not self._was_there:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         elif not self._had_run:
             self._settings.unlink(missing_ok=True)
 

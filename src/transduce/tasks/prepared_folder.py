@@ -45,7 +45,9 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
     """
     card = _read_card(folder)
     tokenizer = load_tokenizer(folder)
-    return card, tokenizer, PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
+    corpus = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
+    corpus.verify()
+    return card, tokenizer, corpus
 
 
 def check_task(folder: Path, card: PreparedCard, kind: str) -> None:

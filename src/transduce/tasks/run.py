@@ -17,7 +17,7 @@ from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
-from transduce.runtime.folder import write_model_folder
+from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.beginning import (
     build_beginning,
@@ -262,8 +262,9 @@ def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSetting
         resolved, corpus = run.resume()
     else:
         refuse_to_overwrite(request.out, resume=request.resume)
-        resolved, corpus = _start_in_folder(run, request.out)
-        held.enter_context(sole_run(request.out))
+        new = NewRun(request.out)
+        held.enter_context(sole_run(new.make()))
+        resolved, corpus = _start_in_folder(run, new)
     run.processes.wait()
     return resolved, corpus
 
@@ -271,7 +272,7 @@ def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSetting
 def prepare_run(request: RunRequest) -> ResolvedSettings:
     """Does what comes before the first step: the folder is then one of a run in which nothing was saved yet."""
     refuse_to_overwrite(request.out, resume=request.resume)
-    resolved, _ = _start_in_folder(Run(request), request.out)
+    resolved, _ = _start_in_folder(Run(request), NewRun(request.out))
     return resolved
 
 
@@ -286,12 +287,11 @@ def _dry_run(run: Run, *, going_on: bool) -> None:
     run.display.say("Dry run: nothing was trained.")
 
 
-def _start_in_folder(run: Run, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
+def _start_in_folder(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus]:
     """Starts a run; a folder that was not there before does not stay where that fails."""
-    new = NewRun(folder)
     try:
-        resolved, corpus = run.start(folder)
-        write_settings(folder, resolved)
+        resolved, corpus = run.start(new.folder)
+        write_settings(new.folder, resolved)
     except BaseException:
         new.undo()
         raise

@@ -313,7 +313,8 @@ def _kinds(hint: Any) -> str:
     if names := _names(hint):
         return "one of " + ", ".join(names)
     if get_origin(hint) in (tuple, list):
-        return 'a list, such as ["a", "b"]'
+        count = "" if get_origin(hint) is list or ... in get_args(hint) else f" of {len(get_args(hint))}"
+        return f'a list{count}, such as ["a", "b"]'
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.errors import TransduceError
+from transduce.given import as_path, as_paths
 from transduce.tasks.run import RunRequest, train_run
 from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.loop import TrainResult
@@ -58,29 +60,29 @@ def train(  # noqa: PLR0913  (the command's own options)
     Raises:
         TransduceError: settings or files are not what they should be.
     """
-    content = read_settings(Path(settings_file) if settings_file is not None else None)
+    content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
     said = {
-        "data.source": _paths(source),
-        "data.target": _paths(target),
-        "data.dev_source": _paths(dev_source),
-        "data.dev_target": _paths(dev_target),
+        "data.source": _paths(source, "source"),
+        "data.target": _paths(target, "target"),
+        "data.dev_source": _paths(dev_source, "dev_source"),
+        "data.dev_target": _paths(dev_target, "dev_target"),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
-        "start_from": None if start_from is None else str(start_from),
+        "start_from": None if start_from is None else str(as_path(start_from, "`start_from`")),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,
     }
+    if settings is not None and not isinstance(settings, Mapping):
+        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
     for name, value in (said | dict(settings or {})).items():
         if value is not None:
             put_setting(content, name, value)
     request = RunRequest(
-        settings=content, out=Path(out), resume=resume, dry_run=dry_run, device=device, threads=threads
+        settings=content, out=as_path(out, "`out`"), resume=resume, dry_run=dry_run, device=device, threads=threads
     )
     return train_run(request)
 
 
-def _paths(files: Files | None) -> list[str] | None:
-    if files is None:
-        return None
-    return [str(files)] if isinstance(files, str | Path) else [str(file) for file in files]
+def _paths(files: Files | None, name: str) -> list[str] | None:
+    return None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]

@@ -196,6 +196,12 @@ def _check_sides(files: CorpusFiles) -> None:
             f"Source and target need equally many files, but there are {len(files.source)} and "
             f"{len(files.target)}: name them in the same order."
         )
+    for path in (*files.source, *files.target):
+        if files.format == "auto" and (found := format_of(path, "auto")) != "lines":
+            raise TransduceError(
+                f"{path} holds both sides by its name, as {found}, but target file {files.target[0]} is given: leave "
+                "that out, or say `--set data.format=lines` where each file holds one side."
+            )
     if files.format not in ("auto", "lines"):
         raise TransduceError(
             f"A {files.format} file holds both sides, but target file {files.target[0]} is given: leave it out."
@@ -229,8 +235,8 @@ def _pair_format(path: str, chosen: Format) -> Format:
     chosen = format_of(path, chosen)
     if chosen == "lines":
         raise TransduceError(
-            f"{path} holds one side only: name a target file too; a file of pairs ends in .tsv or .jsonl, or say "
-            "`--set data.format=tsv` (or jsonl)."
+            f"{path} holds one side only: name the file of the other side too; a file of pairs ends in .tsv or .jsonl, "
+            "or say `--set data.format=tsv` (or jsonl)."
         )
     return chosen
 
@@ -257,6 +263,12 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
             return source, target
+        if source_key in record and target_key in record:
+            key = target_key if isinstance(source, str) else source_key
+            raise TransduceError(
+                f'{where}: under "{key}" stands {msgspec.json.encode(record[key]).decode():.40} in place of a text: '
+                "mend it, or leave the line out."
+            )
     names = " or ".join(f'"{source}" and "{target}"' for source, target in wanted)
     raise TransduceError(
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "

@@ -32,7 +32,7 @@ from transduce.training.report import StepSums
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 from transduce.training.surroundings import Surroundings, differences
-from transduce.training.watch import LossWatch
+from transduce.training.watch import NOTHING_FINITE, LossWatch
 
 CHECKPOINTS = "checkpoints"
 _VALIDATION_SHARE = 0.08  # of the minutes, kept for validations
@@ -160,11 +160,14 @@ class Trainer:
         finally:
             self.display.stop()
             log.close()
+        best = self._selection.best
+        if best.step is None and best.since and not interruption.requested:
+            raise TransduceError(NOTHING_FINITE)
         return TrainResult(
             step=self.step,
             steps=self.steps,
-            best_step=self._selection.best.step,
-            best_value=self._selection.best.value,
+            best_step=best.step,
+            best_value=best.value,
             elapsed_seconds=self.elapsed_seconds,
             reason=reason,
         )

@@ -10,6 +10,7 @@ from transduce.training.settings import ResolvedTraining
 TOTAL_DECAY = 1.3
 # And up to this in a single step, which in a run of a few steps comes first.
 MOST_DECAY = 0.1
+_MOST_ADDED = 1_000_000
 
 
 class Rates(NamedTuple):
@@ -39,8 +40,9 @@ def decay_over(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps:
     So random weights are left with a quarter of their size at its end, whether it is short or long, but for runs of a
     few steps, as none takes more than `MOST_DECAY`.
     """
+    stride = -(-steps // _MOST_ADDED)  # of a longer run, the middle of each stretch stands for all of it
     rates = [
         learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
-        for step in range(1, steps + 1)
+        for step in range(1 + stride // 2, steps + 1, stride)
     ]
-    return min(TOTAL_DECAY / sum(rates), MOST_DECAY / peak)
+    return min(TOTAL_DECAY / (stride * sum(rates)), MOST_DECAY / peak)

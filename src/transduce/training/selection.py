@@ -35,7 +35,9 @@ class Selection:
         self.best = Best()
 
     def is_better(self, event: ValidationEvent) -> bool:
-        """Whether it is the best so far: by its measure, and between equal ones by the loss."""
+        """Whether it is the best so far: by its measure, and between equal ones by the loss, which must be a number."""
+        if not math.isfinite(event.loss):
+            return False
         value, loss = self._measured(event)
         return self.best.value is None or (value, -loss) > (self.best.value, -self.best.loss)
 

@@ -13,6 +13,8 @@ OptimizerName = Literal["adam", "muon"]
 BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill"]
 # What LoRA can adapt in a layer.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
+# Beyond it even Adam's steps leave the range of float32.
+_MOST_LEARNING_RATE = 1e6
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,6 +100,12 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
+        if self.learning_rate is not None and not self.learning_rate <= _MOST_LEARNING_RATE:
+            raise TransduceError(
+                f"`training.learning_rate` must be at most {_MOST_LEARNING_RATE:g}, but is {self.learning_rate:g}."
+            )
+        if self.seed >= 2**63:
+            raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
         for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:

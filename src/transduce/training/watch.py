@@ -32,6 +32,10 @@ _DIVERGED_NATS = 2.0
 _DIVERGED_SHARE = 0.5
 _MOST_SKIPPED = 20
 
+NOTHING_FINITE = (
+    "No model was kept, for the dev loss was not finite at any validation: train with a lower `training.learning_rate`."
+)
+
 
 class LossWatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The window, and what was seen so far. Losses are means per target token, in nats."""
