@@ -1,0 +1,22 @@
+"""Lists on the pages are complete: what stands in the code stands on the page."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NATIVE = ROOT / "src" / "transduce" / "model" / "native"
+
+
+def first_cells(page: str) -> set[str]:
+    """All that stands in backticks in the first column of a page's tables."""
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_table_of_kernels_has_all_programs_of_training() -> None:
+    sources = "".join(path.read_text("utf-8") for path in [*NATIVE.glob("training_*.py"), *NATIVE.glob("fused_*.py")])
+    groups = re.findall(r"names = \(([^)]+)\)|compile_programs\(k, \(([^)]+)\)\)", sources)
+    programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
+    assert {"attend", "drop", "turn", "adam"} <= programs
+    assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()
