@@ -20,3 +20,10 @@ def test_the_table_of_kernels_has_all_programs_of_training() -> None:
     programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
     assert {"attend", "drop", "turn", "adam"} <= programs
     assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()
+
+
+def test_the_contents_of_the_benchmarks_are_its_headings_in_order() -> None:
+    page = (DOCS / "benchmarks.md").read_text("utf-8")
+    contents = re.findall(r"^( *)\* \[(.+)\]\(#[^)]+\)$", page, re.MULTILINE)
+    headings = re.findall(r"^##(#?) (.+)$", page, re.MULTILINE)
+    assert [(len(indent) // 2, title) for indent, title in contents] == [(len(deep), title) for deep, title in headings]
