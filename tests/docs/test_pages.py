@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+from transduce.tasks.train import train
+from transduce.training.events import TrainEvent, ValidationEvent
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NATIVE = ROOT / "src" / "transduce" / "model" / "native"
@@ -27,3 +30,28 @@ def test_the_contents_of_the_benchmarks_are_its_headings_in_order() -> None:
     contents = re.findall(r"^( *)\* \[(.+)\]\(#[^)]+\)$", page, re.MULTILINE)
     headings = re.findall(r"^##(#?) (.+)$", page, re.MULTILINE)
     assert [(len(indent) // 2, title) for indent, title in contents] == [(len(deep), title) for deep, title in headings]
+
+
+def test_every_file_of_a_run_is_explained(toy_corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(
+        source=toy_corpus / "train.zh",
+        target=toy_corpus / "train.en",
+        out=run,
+        preset="tiny",
+        steps=2,
+        threads=1,
+    )
+    page = (DOCS / "folders.md").read_text("utf-8")
+    explained = {Path(name).parts[0] for name in first_cells(page)}
+    assert {path.name for path in run.iterdir()} - explained == set()
+    inside = {path.name for path in (run / "checkpoints").glob("step-*/*")}
+    assert len(inside) > 4
+    assert [name for name in inside if f"`{name}`" not in page] == []
+
+
+def test_every_figure_of_the_metrics_is_explained() -> None:
+    rows = re.findall(r"^\| `(train|validation)` \|(.+)\|", (DOCS / "folders.md").read_text("utf-8"), re.MULTILINE)
+    named = {kind: set(re.findall(r"`(\w+)`", cells)) for kind, cells in rows}
+    assert set(TrainEvent.__struct_fields__) - named["train"] == set()
+    assert set(ValidationEvent.__struct_fields__) - named["validation"] == set()
