@@ -55,3 +55,11 @@ def test_every_figure_of_the_metrics_is_explained() -> None:
     named = {kind: set(re.findall(r"`(\w+)`", cells)) for kind, cells in rows}
     assert set(TrainEvent.__struct_fields__) - named["train"] == set()
     assert set(ValidationEvent.__struct_fields__) - named["validation"] == set()
+
+
+def test_the_files_that_pages_name_are_there() -> None:
+    named = re.compile(r"\b(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|py)\b")
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
+    found = {name for page in pages for name in named.findall(page.read_text("utf-8"))}
+    assert len(found) > 50
+    assert sorted(name for name in found if not (ROOT / name).is_file()) == []
