@@ -63,3 +63,9 @@ def test_the_files_that_pages_name_are_there() -> None:
     found = {name for page in pages for name in named.findall(page.read_text("utf-8"))}
     assert len(found) > 50
     assert sorted(name for name in found if not (ROOT / name).is_file()) == []
+
+
+def test_the_index_has_each_page_once() -> None:
+    table = (DOCS / "README.md").read_text("utf-8").partition("## All pages")[2]
+    listed = re.findall(r"^\| \[.+\]\(([\w.]+)\) \|", table, re.MULTILINE)
+    assert listed == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
