@@ -236,8 +236,8 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
-    """The paper's 0.1 (section 5.4) where a text is written from another; 0 for language models, classification and
-    time series, which are judged by their probabilities or numbers.
+    """The paper's 0.1 (section 5.4) where a text is written from another: translation, denoising, parsing. 0 for
+    language models, masked or not, for classification and for time series.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 

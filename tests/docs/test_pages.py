@@ -1,0 +1,71 @@
+"""Lists on the pages are complete: what stands in the code stands on the page."""
+
+import re
+from pathlib import Path
+
+from transduce.tasks.train import train
+from transduce.training.events import TrainEvent, ValidationEvent
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NATIVE = ROOT / "src" / "transduce" / "model" / "native"
+
+
+def first_cells(page: str) -> set[str]:
+    """All that stands in backticks in the first column of a page's tables."""
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_table_of_kernels_has_all_programs_of_training() -> None:
+    sources = "".join(path.read_text("utf-8") for path in [*NATIVE.glob("training_*.py"), *NATIVE.glob("fused_*.py")])
+    groups = re.findall(r"names = \(([^)]+)\)|compile_programs\(k, \(([^)]+)\)\)", sources)
+    programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
+    assert {"attend", "drop", "turn", "adam"} <= programs
+    assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()
+
+
+def test_the_contents_of_the_benchmarks_are_its_headings_in_order() -> None:
+    page = (DOCS / "benchmarks.md").read_text("utf-8")
+    contents = re.findall(r"^( *)\* \[(.+)\]\(#[^)]+\)$", page, re.MULTILINE)
+    headings = re.findall(r"^##(#?) (.+)$", page, re.MULTILINE)
+    assert [(len(indent) // 2, title) for indent, title in contents] == [(len(deep), title) for deep, title in headings]
+
+
+def test_every_file_of_a_run_is_explained(toy_corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(
+        source=toy_corpus / "train.zh",
+        target=toy_corpus / "train.en",
+        out=run,
+        preset="tiny",
+        steps=2,
+        threads=1,
+    )
+    page = (DOCS / "folders.md").read_text("utf-8")
+    explained = {Path(name).parts[0] for name in first_cells(page)}
+    assert {path.name for path in run.iterdir()} - explained == set()
+    inside = {path.name for path in (run / "checkpoints").glob("step-*/*")}
+    assert len(inside) > 4
+    assert [name for name in inside if f"`{name}`" not in page] == []
+
+
+def test_every_figure_of_the_metrics_is_explained() -> None:
+    rows = re.findall(r"^\| `(train|validation)` \|(.+)\|", (DOCS / "folders.md").read_text("utf-8"), re.MULTILINE)
+    named = {kind: set(re.findall(r"`(\w+)`", cells)) for kind, cells in rows}
+    assert set(TrainEvent.__struct_fields__) - named["train"] == set()
+    assert set(ValidationEvent.__struct_fields__) - named["validation"] == set()
+
+
+def test_the_files_that_pages_name_are_there() -> None:
+    named = re.compile(r"\b(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|py)\b")
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
+    found = {name for page in pages for name in named.findall(page.read_text("utf-8"))}
+    assert len(found) > 50
+    assert sorted(name for name in found if not (ROOT / name).is_file()) == []
+
+
+def test_the_index_has_each_page_once() -> None:
+    table = (DOCS / "README.md").read_text("utf-8").partition("## All pages")[2]
+    listed = re.findall(r"^\| \[.+\]\(([\w.]+)\) \|", table, re.MULTILINE)
+    assert listed == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
