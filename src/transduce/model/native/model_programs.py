@@ -21,6 +21,10 @@ from transduce.model.native.tile import Tile
 from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedTransformer
 
 
+# What `ModelWriter` and `GrowingTables` know; another scheme would be left out of what is computed.
+_POSITIONS = ("sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none")
+
+
 def fits(config: ModelConfig) -> bool:
     """Whether the programs can be written for models of these sizes and bricks, once the kernels have the products."""
     tile = find_tile()
@@ -33,6 +37,7 @@ def _has_bricks(config: ModelConfig) -> bool:
         or config.norm == "batch"
         or config.norm_order == "sandwich"
         or config.token_types
+        or config.positions not in _POSITIONS
     ):
         return False
     scores = config.attention_score in ("scaled", "dot") and config.attention_kind == "soft"
