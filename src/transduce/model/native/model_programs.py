@@ -20,7 +20,6 @@ from transduce.model.native.rows import Heads, write_embedding, write_norms
 from transduce.model.native.tile import Tile
 from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedTransformer
 
-
 # What `ModelWriter` and `GrowingTables` know; another scheme would be left out of what is computed.
 _POSITIONS = ("sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none")
 
