@@ -19,7 +19,7 @@ from pathlib import Path
 
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce.training.choices import PRESETS, count_parameters
+from transduce.training.choices import PRESETS, count_multiplied_weights
 
 VARIANTS: dict[str, dict[str, str]] = {
     "chosen": {},
@@ -90,7 +90,8 @@ def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
     and those by which Muon makes updates orthogonal, three polynomials of each matrix (`training/muon.py`).
     """
     sizes = PRESETS[preset]
-    passes = 3 * count_parameters(sizes, int(values["tokenizer.vocabulary_size"])) * values["training.batch_tokens"]
+    weights = count_multiplied_weights(sizes, int(values["tokenizer.vocabulary_size"]))
+    passes = 3 * weights * values["training.batch_tokens"]
     if optimizer != "muon":
         return passes
 

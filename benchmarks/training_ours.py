@@ -12,14 +12,13 @@ from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
-from transduce.model.precision import DTYPES
+from transduce.model.precision import DTYPES, Precision
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.choices import choose_accumulate, choose_compile, choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.settings import Precision
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from transduce.model.precision import Precision
 from transduce.runtime.machine import Machine
 from transduce.tasks.resolve import Account, foresee_epochs
 from transduce.tasks.settings import make_settings
@@ -28,10 +29,9 @@ from transduce.training.choices import (
     choose_vocabulary_size,
     choose_warmup_steps,
     choose_weight_decay,
-    count_parameters,
+    count_multiplied_weights,
 )
 from transduce.training.rates import TOTAL_DECAY
-from transduce.training.settings import Precision
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
 
@@ -54,7 +54,7 @@ def test_preset_follows_the_number_of_pairs(pairs: int, preset: str) -> None:
 
 def test_parameters_are_those_of_table_3() -> None:
     # 65 million in the paper, of which norms, biases and the lookup of embeddings multiply nothing here.
-    assert count_parameters(PRESETS["paper-base"], 37_000) == 6 * 3_145_728 + 6 * 4_194_304 + 18_944_000
+    assert count_multiplied_weights(PRESETS["paper-base"], 37_000) == 6 * 3_145_728 + 6 * 4_194_304 + 18_944_000
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_epochs_are_foreseen_from_steps_and_from_minutes() -> None:
     assert foresee(steps=1_000) == pytest.approx(1_000 * 2_048 / 240_000)
     assert foresee() == pytest.approx(choose_epochs(24_000).value, rel=1e-3)
     # 8e10 operations a second, 6 for each piece and each of the 2.1 million parameters.
-    parameters = count_parameters(PRESETS["tiny"], 6_000)
+    parameters = count_multiplied_weights(PRESETS["tiny"], 6_000)
     assert foresee(minutes=30.0) == pytest.approx(8e10 * 1_800 / (6 * parameters) / 240_000)
 
 

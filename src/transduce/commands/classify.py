@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", metavar="FILE", help="the right labels, one a line: report the accuracy, print no labels")
     add("--output", metavar="FILE", type=or_standard, help="write the labels here")
     add("--json", metavar="PATH", help="with --labels: write the report as JSON; - for standard output")
-    add_computing(parser)
+    add_computing(parser, int8=False)
 
 
 def _number_of_labels(text: str) -> int:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--candidates", type=int, default=5, metavar="N", help="pieces shown for each mask, the likeliest first")
     add("--json", metavar="PATH", help="write texts, pieces and probabilities as JSON; - for standard output")
-    add_computing(parser)
+    add_computing(parser, int8=False)
 
 
 def run(options: argparse.Namespace) -> int:

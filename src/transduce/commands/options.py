@@ -32,14 +32,15 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_computing(parser: argparse.ArgumentParser) -> None:
-    """Where and how to compute: --device, --threads, --precision."""
+def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
+    """Where and how to compute: --device, --threads, --precision, which is int8 for models that write."""
     add_place(parser)
     parser.add_argument(
         "--precision",
         default="auto",
-        choices=("auto", "fp32", "bf16", "int8"),
-        help="auto: bf16 where the hardware multiplies it faster; int8: 8-bit weights, for writing on a CPU",
+        choices=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
+        help="auto: bf16 where the hardware multiplies it faster"
+        + ("; int8: 8-bit weights, for writing on a CPU" if int8 else ""),
     )
 
 

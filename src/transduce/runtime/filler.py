@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.given import as_path, as_text
 from transduce.model.encoder import Encoder
-from transduce.runtime.machine import Precision
+from transduce.model.precision import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card

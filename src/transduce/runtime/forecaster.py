@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 from transduce.data.series_scale import Numbers
 from transduce.errors import TransduceError
 from transduce.given import as_path
-from transduce.model.precision import DTYPES
+from transduce.model.precision import DTYPES, Precision
 from transduce.model.series import SeriesTransformer
 from transduce.runtime.folder import read_series_model
-from transduce.runtime.machine import Precision, detect_machine
+from transduce.runtime.machine import detect_machine
 from transduce.runtime.series_card import SeriesCard, read_series_card
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card

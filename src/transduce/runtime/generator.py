@@ -17,11 +17,11 @@ from transduce.given import as_path, as_text
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.fast import decoded_model
+from transduce.model.precision import Precision
 from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.decoding import build_rules
 from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.folder import read_decoder_folder
-from transduce.runtime.machine import Precision
 from transduce.runtime.placement import place_model
 from transduce.runtime.precision import precision_of
 from transduce.runtime.summary import summary

@@ -6,12 +6,12 @@ from typing import Literal, get_args, overload
 
 from transduce.errors import TransduceError
 from transduce.given import as_paths
+from transduce.model.precision import Precision
 from transduce.runtime.classifier import Classifier, load_classifier
 from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.folder import model_kind
 from transduce.runtime.forecaster import Forecaster, load_forecaster
 from transduce.runtime.generator import Generator, load_generator
-from transduce.runtime.machine import Precision
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
 from transduce.runtime.translator import Translator

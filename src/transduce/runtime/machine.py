@@ -4,15 +4,12 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
 
 from transduce.errors import TransduceError
-
-Precision = Literal["fp32", "bf16"]
-
+from transduce.model.precision import Precision
 
 # Values of ONEDNN_MAX_CPU_ISA, by which a person keeps instructions from being used.
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}

@@ -10,8 +10,9 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.build import Model
 from transduce.model.encoder import Encoder
+from transduce.model.precision import Precision
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
-from transduce.runtime.machine import Precision, detect_machine
+from transduce.runtime.machine import detect_machine
 from transduce.runtime.precision import at_precision, check_precision
 from transduce.text.tokenizer import Tokenizer
 

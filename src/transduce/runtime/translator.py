@@ -10,6 +10,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.given import as_paths, as_text, as_texts
 from transduce.model.build import EncoderDecoder
+from transduce.model.precision import Precision
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, most_positions, pad
 from transduce.runtime.ensembles import check_vocabularies
@@ -17,7 +18,7 @@ from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.folder import read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.like_lengths import pieces_at_once
-from transduce.runtime.machine import Precision, detect_machine
+from transduce.runtime.machine import detect_machine
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
 from transduce.runtime.phrases import spell_phrase, spell_prefix
 from transduce.runtime.precision import at_precision, check_precision, precision_of

@@ -17,7 +17,7 @@ from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.precision import DTYPES
+from transduce.model.precision import DTYPES, Precision
 from transduce.tasks.corpus import RunCorpus, TaskText
 from transduce.tasks.earlier_training import goes_on_learning
 from transduce.tasks.resolved import ResolvedSettings
@@ -25,6 +25,7 @@ from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.ahead import Batches
 from transduce.training.choices import (
     PRESETS,
     Choice,
@@ -41,7 +42,7 @@ from transduce.training.choices import (
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName, Precision
+from transduce.training.settings import BestBy, OptimizerName
 
 DEV_BATCH_TOKENS = 4_096
 # What the settings of a run that goes on say of layers that its model has none of.
@@ -49,16 +50,6 @@ _UNUSED_LAYERS = 6
 
 # The share of each process: (its number, how many there are).
 Share = tuple[int, int]
-
-
-class Plan(Protocol):
-    """Batches by position: a pure function of the corpus and the seed."""
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-
-    def batch(self, epoch: int, position: int) -> Any:
-        """One of them."""
 
 
 class Validation(Protocol):
@@ -253,7 +244,7 @@ class TaskKind(ABC, Generic[C]):
         """The loss of a batch under a model."""
 
     @abstractmethod
-    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
+    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
         """The training batches of one of several processes."""
 
     @abstractmethod

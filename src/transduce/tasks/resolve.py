@@ -31,7 +31,7 @@ from transduce.training.choices import (
     choose_vocabulary_size,
     choose_warmup_steps,
     choose_weight_decay,
-    count_parameters,
+    count_multiplied_weights,
     pieces_in_time,
 )
 from transduce.training.lora import usual_alpha
@@ -219,7 +219,7 @@ def foresee_epochs(
     """How often the text will be read: by the steps, or by what a machine of this kind does in the minutes."""
     kind, said = kind_of(settings.task.kind), settings.training
     if said.minutes is not None:
-        parameters = count_parameters(PRESETS[preset], vocabulary_size or 0)
+        parameters = count_multiplied_weights(PRESETS[preset], vocabulary_size or 0)
         speed = machine.operations_per_second
         return pieces_in_time(parameters, minutes=said.minutes, operations_per_second=speed) / max(1, epoch_tokens)
     batch_tokens = said.batch_tokens or kind.choose_batch_tokens(epoch_tokens, machine.device).value

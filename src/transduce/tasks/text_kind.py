@@ -11,10 +11,11 @@ from transduce.data.batches import Batch, BatchPlan
 from transduce.data.largest import largest_batches
 from transduce.errors import TransduceError
 from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
-from transduce.tasks.kind import Plan, Preparation, Share, TaskKind
+from transduce.tasks.kind import Preparation, Share, TaskKind
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
+from transduce.training.ahead import Batches
 
 
 class TextKind(TaskKind[TaskCorpus]):
@@ -113,7 +114,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- batches ---
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
         """The training batches of one of several processes."""
         return BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share

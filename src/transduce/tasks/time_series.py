@@ -21,6 +21,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.forecasts import ForecastReport, score_forecasts
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
+from transduce.model.precision import Precision
 from transduce.model.series import SeriesTransformer
 from transduce.runtime.forecaster import Forecaster, load_forecaster
 from transduce.runtime.series_card import SERIES_CARD, SeriesCard
@@ -35,7 +36,7 @@ from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
-from transduce.training.settings import BestBy, Precision
+from transduce.training.settings import BestBy
 
 SKILL: Final = "skill"
 _DEV_WINDOWS = 512  # at most: one horizon after another, from the beginning of the dev part

@@ -16,9 +16,10 @@ import msgspec
 
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.model.fast import why_no_kernels
+from transduce.model.precision import Precision
 from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
-from transduce.training.settings import BestBy, Kernels, OptimizerName, Precision
+from transduce.training.settings import BestBy, Kernels, OptimizerName
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def choose_preset_in_time(
     """
     read = {}
     for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
-        parameters = count_parameters(PRESETS[name], vocabulary_size)
+        parameters = count_multiplied_weights(PRESETS[name], vocabulary_size)
         read[name] = pieces_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
         if read[name] >= _PIECES_A_PARAMETER * parameters:
             break
@@ -125,7 +126,7 @@ def pieces_in_time(parameters: int, *, minutes: float, operations_per_second: fl
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
-def count_parameters(preset: Preset, vocabulary_size: int) -> int:
+def count_multiplied_weights(preset: Preset, vocabulary_size: int) -> int:
     """Weights that each target piece and its source are multiplied by: layers, and the output."""
     attention, feed_forward = 4 * preset.d_model**2, 2 * preset.d_model * preset.d_ff
     encoder = preset.num_encoder_layers * (attention + feed_forward)

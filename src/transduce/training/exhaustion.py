@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
 from transduce.errors import TransduceError
-from transduce.training.loss import Loss
-from transduce.training.optimizer import Optimizer
+
+if TYPE_CHECKING:  # search tells that memory ran out too, and loads nothing of training for it
+    from transduce.training.loss import Loss
+    from transduce.training.optimizer import Optimizer
 
 
-def try_batches(optimizer: Optimizer, loss: Callable[[Any], Loss], batches: Sequence[Any]) -> None:
+def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: Sequence[Any]) -> None:
     """Computes gradients of batches and forgets them. Nothing that decides a run's bits is touched."""
     try:
         for batch in batches:

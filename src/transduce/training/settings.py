@@ -5,9 +5,9 @@ from typing import Literal
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.model.precision import Precision
 from transduce.training.schedule import ScheduleName
 
-Precision = Literal["fp32", "bf16"]
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
 BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill"]
