@@ -102,7 +102,10 @@ _FOREIGN_CUTTING = """\
 The tokenizer is
 `foreign_tokenizer.json`: `transduce.text.foreign.ForeignTokenizer.load(".")` opens it, and of its two sides
 `source.closed(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
-ids. A translation begins with the ids in `target.forced`, where there are any."""
+ids. {beginning}"""
+_FORCED = """\
+Every translation begins with
+{forced}: the decoder is given the ids in `target.forced` after the start symbol, and goes on from there."""
 _PROGRAMS = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
@@ -128,7 +131,9 @@ def readme(
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
-    cutting = _FOREIGN_CUTTING if is_foreign else _CUTTING.format(source=source, target=target)
+    forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
+    beginning = _FORCED.format(forced=forced) if forced else "Nothing is given to translations to begin with."
+    cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(source=source, target=target, beginning=beginning)
     uses = _USES | _FOREIGN_USES if is_foreign else _USES
     use = uses[export_format, kind].format(source=source, target=target, pad=pad, end=end, unk=unk, cutting=cutting)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""

@@ -34,7 +34,7 @@ class Trial(NamedTuple):
     origin: str
     """Where they come from."""
     rows: Ids
-    """Sources or prompts without start and end symbols; what an encoder reads, with its marks."""
+    """Sources with all that stands around them, prompts without what begins them; what an encoder reads, with marks."""
     token_types: Ids
     """The segment of each piece, for an encoder."""
     pieces: Sequence[int]
@@ -67,9 +67,9 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_MORE_PIECES, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], pieces, most)
-    longest = original.longest - 1
-    rows = [ids[:longest] for ids in encoded]
-    return Trial(texts, origin, rows, [], pieces, min(longest, max(map(len, rows)) + _MORE_PIECES))
+    rows = _closed(vocabulary, encoded, original.longest)
+    most = min(original.longest - 1, max(map(len, rows)) + _MORE_PIECES)
+    return Trial(texts, origin, rows, [], pieces, most)
 
 
 def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
@@ -87,6 +87,12 @@ def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
     return [vocabulary.closed(ids) for ids in vocabulary.encode_batch(texts)]
 
 
+def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+    """Sources with all that stands around them, `longest` pieces at most: of a longer one the end is left out."""
+    room = longest - len(vocabulary.before) - len(vocabulary.after)
+    return [vocabulary.closed(row[:room]) for row in rows]
+
+
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, *, marked: bool) -> list[int]:
     """A text between its marks, some pieces hidden."""
     if not marked:
@@ -101,13 +107,14 @@ def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, *, marked: boo
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
     """Greedy translations, of blank lines blank ones."""
-    longest = longest_sequence(translator.model.config) - 1
-    sources = [ids[:longest] for ids in translator.tokenizer.source.encode_batch(sentences)]
-    by_length = sorted((number for number, ids in enumerate(sources) if ids), key=lambda number: len(sources[number]))
+    longest = longest_sequence(translator.model.config)
+    encoded = translator.tokenizer.source.encode_batch(sentences)
+    sources = _closed(translator.tokenizer.source, encoded, longest)
+    by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
         numbers = by_length[first : first + _TEXTS_AT_ONCE]
-        most_pieces = min(longest, len(sources[numbers[-1]]) + _MORE_PIECES)
+        most_pieces = min(longest - 1, len(sources[numbers[-1]]) + _MORE_PIECES)
         found = model.translate([sources[number] for number in numbers], most_pieces)
         for number, ids in zip(numbers, found, strict=True):
             texts[number] = translator.tokenizer.target.decode(ids)

@@ -121,7 +121,7 @@ class OnnxExporter:
             return OnnxEncoder(folder, threads=threads)
         if isinstance(self.original.model, Decoder):
             return OnnxLanguageModel(folder, threads=threads, never_written=self.original.tokenizer.target.unk_id)
-        return OnnxModel(folder, threads=threads)
+        return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     def describe(self, folder: Path, measured: str) -> None:
         """Writes README.md."""
