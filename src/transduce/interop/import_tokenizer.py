@@ -13,6 +13,7 @@ from transduce.text.byte_level import ByteLevelPairs
 from transduce.text.foreign import ForeignRecord, Languages, VocabularyRecord
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.model_proto import read_pieces
+from transduce.text.vocabulary import MARKS
 from transduce.text.word_pieces import WordPieces
 
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
@@ -31,6 +32,8 @@ _M2M100_LANGUAGES = (  # noqa: SIM905
 ).split()
 # How tags of languages are written: NLLB's, mBART's, M2M100's.
 _TAG = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}|__(?P<name>\w+)__")
+# Pieces that are recognised in a text wherever a vocabulary has them.
+_NAMED = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
 
 
@@ -114,8 +117,18 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         silent=tuple(sorted({*tags, *before, *(parts.ids[text] for text in plain if text in parts.ids)})),
         before=before,
         after=(special["eos_id"],),
+        marks=_marks(files, parts, special["eos_id"]) if model.model_type in _ENCODERS else MARKS,
     )
     return ForeignRecord(source=record, languages=languages)
+
+
+def _marks(files: TokenizerFiles, parts: TokenizerJson, eos_id: int) -> tuple[str, str, str]:
+    """How an encoder's marks are spelt: those that its tokenizer puts around a text, and the one of a hidden piece."""
+    pieces = {id: text for text, id in parts.ids.items()}
+    begin = pieces[parts.before[0]] if parts.before else MARKS[0]
+    mask = _token_id(files, parts.ids, "mask_token")
+    usual = "<mask>" if "<mask>" in parts.ids else MARKS[2]
+    return begin, pieces.get(eos_id, MARKS[1]), usual if mask is None else pieces[mask]
 
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
@@ -224,7 +237,7 @@ def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) ->
         if text not in ids and text not in extra and _TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
-    named = (text for text in ids if _TAG.fullmatch(text) or re.fullmatch(r"<extra_id_\d+>", text))
+    named = (text for text in ids if _TAG.fullmatch(text) or _NAMED.fullmatch(text))
     listed = {*extra, *_extra_tokens(files), *named}
     added = tuple(AddedToken(text, ids[text], text == "<mask>") for text in sorted(listed) if text in ids)
     return TokenizerJson(cutting, ids, added, ())
@@ -253,8 +266,7 @@ def _bert_files(files: TokenizerFiles) -> TokenizerJson:
         chinese=bool(settings.get("tokenize_chinese_chars", True)),
     )
     parts = _with_added(files, cutting, ids)
-    masks = tuple(AddedToken(text, ids[text], joins_spaces=False) for text in ("[MASK]",) if text in ids)
-    return parts._replace(added=parts.added + masks, before=(ids["[CLS]"],) if "[CLS]" in ids else ())
+    return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
 
 
 def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
@@ -264,8 +276,7 @@ def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
-    masks = tuple(AddedToken(text, ids[text], joins_spaces=True) for text in ("<mask>",) if text in ids)
-    return parts._replace(added=parts.added + masks, before=(ids["<s>"],) if starts and "<s>" in ids else ())
+    return parts._replace(before=(ids["<s>"],) if starts and "<s>" in ids else ())
 
 
 def _table(files: TokenizerFiles, name: str) -> dict[str, int]:

@@ -78,7 +78,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     stored = stored.with_prefix(family_of(model_type, stored.names).prefix)
     family = family_of(model_type, stored.names)
     tables = _tables(family, stored, settings, needs_output=_has_own_output(model_type, reader))
-    settings |= _ties(tables, settings["pad_id"]) | _heads(model_type, stored)
+    settings |= _ties(tables, settings["pad_id"]) | encoder_heads(model_type, stored)
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, place)
     weights = _collect(family, stored, config)
@@ -142,8 +142,8 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.equal(first, second)
 
 
-def _heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
-    """Which heads of an encoder are there."""
+def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
+    """Which heads of an encoder are there, as settings of ours; nothing of models of other kinds."""
     if model_type not in _ENCODERS:
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.interop.import_generation import import_generation, start_id
-from transduce.interop.import_settings import SETTINGS
+from transduce.interop.import_settings import SETTINGS, ConfigReader
 from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
-from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.interop.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.model.config import Kind
 from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
@@ -90,6 +90,46 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
         languages = (known[0], named or known[1])
         tokenizer = tokenizer.for_languages(*languages)
     return ForeignFolder(model_type, model, tokenizer, languages)
+
+
+class ForeignHeads(NamedTuple):
+    """What a Hugging Face encoder is for, by the weights that are there and its configuration."""
+
+    masked_language: bool
+    """Pieces that are hidden are found."""
+    labels: tuple[str, ...]
+    """The names of the classes, of which a text has one; none where texts are not told apart so."""
+    length: int
+    """Pieces that it has positions for."""
+
+
+def foreign_heads(folder: Path) -> ForeignHeads | None:
+    """The heads of a Hugging Face folder's encoder; None where the model is of another kind.
+
+    Raises:
+        TransduceError: it is none that can be imported, or its weights are missing.
+    """
+    if foreign_kind(folder) != "encoder":
+        return None
+    config = _config(folder)
+    model_type = str(config["model_type"])
+    heads = encoder_heads(model_type, _stored_tensors(folder))
+    settings = SETTINGS[model_type](ConfigReader(config, str(folder / "config.json")))
+    labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
+    return ForeignHeads(heads["masked_language_head"], labels, settings["max_positions"])
+
+
+def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
+    """Whether a text has one of several classes: not any number of them, nor a number in place of a class."""
+    return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
+
+
+def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """As `id2label` says; where it does not fit, the numbers that transformers would show."""
+    said = config.get("id2label")
+    named = said if isinstance(said, dict) else {}
+    names = tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(classes))
+    return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
 
 
 def foreign_search_settings(folder: Path) -> SearchSettings:

@@ -19,7 +19,7 @@ from transduce.text.byte_level import ByteLevelPairs, BytePairCutter
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.spaced_pairs import SpacedPairs
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, without_lone_surrogates
+from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
 from transduce.text.word_pieces import WordPieces
 
 FOREIGN_TOKENIZER = "foreign_tokenizer.json"
@@ -52,6 +52,8 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What every translation begins with: the tag of the target language."""
     after: tuple[int, ...] = ()
     """Stands after them; the end symbol is one of these."""
+    marks: tuple[str, str, str] = MARKS
+    """What begins a text for an encoder, what ends it, and what stands for a hidden piece."""
 
     def __post_init__(self) -> None:
         used = (*self.ids.values(), self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after)
@@ -78,6 +80,7 @@ class ForeignVocabulary(Vocabulary):
         self.before = record.before
         self.after = record.after
         self.forced = record.forced
+        self.mark_pieces = record.marks
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
         self._cutter = record.cutting.prepare(record.ids)
@@ -105,6 +108,10 @@ class ForeignVocabulary(Vocabulary):
     def piece(self, id: int) -> str:
         """The piece of one id; an id without a piece is told by its number."""
         return self._pieces.get(int(id), f"<unused {int(id)}>")
+
+    def stands_for_text(self, id: int) -> bool:
+        """Whether an id is a piece of text: not one that stands for none, nor a number without a piece."""
+        return id in self._pieces and id not in self._silent
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""

@@ -9,6 +9,9 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.errors import TransduceError
 
+CLS, SEP, MASK = MARKS = ("[CLS]", "[SEP]", "[MASK]")
+"""How an encoder's marks are spelt: what begins a text, what ends it, what stands for a hidden piece."""
+
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
 
@@ -39,6 +42,7 @@ class Vocabulary:
         self.before: tuple[int, ...] = ()
         self.after: tuple[int, ...] = (self.eos_id,)
         self.forced: tuple[int, ...] = ()  # what every translation begins with
+        self.mark_pieces: tuple[str, str, str] = MARKS  # an encoder's, whether the vocabulary has them or not
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
@@ -85,6 +89,10 @@ class Vocabulary:
         """The piece of one id."""
         piece: str = self._processor.id_to_piece(int(id))
         return piece
+
+    def stands_for_text(self, id: int) -> bool:
+        """Whether an id is a piece of text: not padding, end and unknown, nor a number without a piece."""
+        return id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
