@@ -79,6 +79,8 @@ class ModelIds(msgspec.Struct, frozen=True):
     """Ids of the source and the target."""
     pad_id: int | None
     eos_id: int | None
+    other_ends: tuple[int, ...] = ()
+    """What ends a text beside the end symbol."""
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
@@ -104,6 +106,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     plain = _control_tokens(files, special, parts.ids)
     symbols = [token for token in parts.added if token.id not in tags and token.text not in plain]
+    is_decoder = model.model_type in _DECODERS
+    # An encoder–decoder may have learnt to write such pieces (T5's sentinels).
+    unspoken = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
     record = VocabularyRecord(
         cutting=parts.cutting,
@@ -114,9 +119,11 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         unk_id=special["unk_id"],
         symbols=tuple(token.text for token in symbols if not token.joins_spaces),
         joined_symbols=tuple(token.text for token in symbols if token.joins_spaces),
-        silent=tuple(sorted({*tags, *before, *(parts.ids[text] for text in plain if text in parts.ids)})),
+        silent=tuple(sorted({*tags, *before, *unspoken, *(parts.ids[text] for text in plain if text in parts.ids)})),
         before=before,
         after=(special["eos_id"],),
+        other_ends=model.other_ends,
+        keeps_line_feeds=is_decoder,
         marks=_marks(files, parts, special["eos_id"]) if model.model_type in _ENCODERS else MARKS,
     )
     return ForeignRecord(source=record, languages=languages)
@@ -231,15 +238,19 @@ def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
 def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerJson:
     """With the pieces that other files put beside the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
+    special = set(_extra_tokens(files))
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
         extra[token["content"]] = int(id)
+        special |= {token["content"]} if token.get("special") else set()
     for text in _extra_tokens(files):
         if text not in ids and text not in extra and _TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
     named = (text for text in ids if _TAG.fullmatch(text) or _NAMED.fullmatch(text))
     listed = {*extra, *_extra_tokens(files), *named}
-    added = tuple(AddedToken(text, ids[text], text == "<mask>") for text in sorted(listed) if text in ids)
+    added = tuple(
+        AddedToken(text, ids[text], text == "<mask>", text in special) for text in sorted(listed) if text in ids
+    )
     return TokenizerJson(cutting, ids, added, ())
 
 

@@ -22,6 +22,8 @@ class AddedToken(NamedTuple):
     id: int
     joins_spaces: bool
     """Spaces before it in a text belong to it."""
+    special: bool = False
+    """It is no text: what a model says by it is not shown."""
 
 
 class TokenizerJson(NamedTuple):
@@ -50,7 +52,8 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerJson
 
 def _read(content: Mapping[str, Any], place: str) -> TokenizerJson:
     added = tuple(
-        AddedToken(token["content"], int(token["id"]), bool(token.get("lstrip"))) for token in content["added_tokens"]
+        AddedToken(token["content"], int(token["id"]), bool(token.get("lstrip")), bool(token.get("special")))
+        for token in content["added_tokens"]
     )
     model = content["model"]
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")

@@ -48,7 +48,7 @@ _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
 
     vocabulary = ForeignTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
-    start = vocabulary.before or (vocabulary.eos_id,)
+    start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
     prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
     results = generator.generate_batch(
         [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, suppress_sequences=[["{pad}"], ["{unk}"]]
@@ -70,8 +70,8 @@ vocabulary) of the piece after it, and the new state: what it calls `hidden.0` t
 Ids of padding, end and start stand in the graphs' metadata; padding is never to be chosen. {cutting}
 """
 _ONNX_LANGUAGE_MODEL = """\
-`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with the end of a line
-(`eos_id`). `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
+`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with
+{start}. `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
 prompt of a batch is filled up. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are
 what the last call gave as `key.N` and `value.N`. `logits` (batch, length, vocabulary) are of the piece after each. Ids
 of padding, end and start stand in the graph's metadata; padding is never to be chosen. {cutting}
@@ -135,7 +135,10 @@ def readme(
     beginning = _FORCED.format(forced=forced) if forced else "Nothing is given to translations to begin with."
     cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(source=source, target=target, beginning=beginning)
     uses = _USES | _FOREIGN_USES if is_foreign else _USES
-    use = uses[export_format, kind].format(source=source, target=target, pad=pad, end=end, unk=unk, cutting=cutting)
+    start = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else "the end of a line (`eos_id`)"
+    use = uses[export_format, kind].format(
+        source=source, target=target, pad=pad, end=end, unk=unk, start=start, cutting=cutting
+    )
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"

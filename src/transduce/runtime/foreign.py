@@ -69,7 +69,7 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
     model_type = str(config.get("model_type"))
     generation = _optional_json(folder, "generation_config.json")
     files = TokenizerFiles(_reader(folder), str(folder))
-    record = import_tokenizer(files, _model_ids(config, model_type))
+    record = import_tokenizer(files, _model_ids(config, generation, model_type))
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
     if model_type in _ENCODER_DECODERS:
         ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
@@ -177,20 +177,29 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _model_ids(config: Mapping[str, Any], model_type: str) -> ModelIds:
+def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str) -> ModelIds:
     size = config.get("vocab_size")
     target_size = config.get("decoder_vocab_size") or size
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
-    eos_id = config.get("eos_token_id")
-    eos_id = eos_id[0] if isinstance(eos_id, list) and eos_id else eos_id
+    ends = _ends(config)
+    if model_type in _DECODERS:  # where the way to generate goes before the model's own word
+        ends = _ends(generation) or ends
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=eos_id if isinstance(eos_id, int) and model_type != "bert" else None,
+        eos_id=ends[0] if ends and model_type != "bert" else None,
+        other_ends=ends[1:] if model_type in _DECODERS else (),
     )
+
+
+def _ends(said: Mapping[str, Any]) -> tuple[int, ...]:
+    """All that ends a text, the end symbol first."""
+    value = said.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
 
 
 def _optional_json(folder: Path, name: str) -> dict[str, Any]:

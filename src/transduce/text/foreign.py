@@ -52,11 +52,16 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What every translation begins with: the tag of the target language."""
     after: tuple[int, ...] = ()
     """Stands after them; the end symbol is one of these."""
+    other_ends: tuple[int, ...] = ()
+    """What ends a text beside the end symbol, where a language model was taught several."""
+    keeps_line_feeds: bool = False
+    """Line feeds are pieces of a text, as its makers had it; otherwise the end symbol stands for each."""
     marks: tuple[str, str, str] = MARKS
     """What begins a text for an encoder, what ends it, and what stands for a hidden piece."""
 
     def __post_init__(self) -> None:
-        used = (*self.ids.values(), self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after)
+        symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
+        used = (*self.ids.values(), *symbols)
         wrong = next((id for id in used if not 0 <= id < self.size), None)
         if wrong is not None:
             raise TransduceError(
@@ -80,6 +85,8 @@ class ForeignVocabulary(Vocabulary):
         self.before = record.before
         self.after = record.after
         self.forced = record.forced
+        self.ends = (record.eos_id, *record.other_ends)
+        self.keeps_line_feeds = record.keeps_line_feeds
         self.mark_pieces = record.marks
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
@@ -102,7 +109,8 @@ class ForeignVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
         """The text that the ids spell, without those that stand for none; line feeds are kept or become spaces."""
-        text = self._cutter.join([self.piece(id) for id in ids if int(id) not in self._silent])
+        spoken = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
+        text = self._cutter.join([piece for piece in spoken if piece is not None])
         return text if line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
@@ -212,6 +220,17 @@ class ForeignTokenizer(Tokenizer):
                 "version that wrote it."
             )
         return cls(record)
+
+    def line_by_line(self) -> "ForeignTokenizer":
+        """The same with the end symbol in place of every line feed, as our language models are trained."""
+        if not self.target.keeps_line_feeds:
+            return self
+
+        def changed(side: VocabularyRecord) -> VocabularyRecord:
+            return msgspec.structs.replace(side, keeps_line_feeds=False, other_ends=())
+
+        target = None if self.record.target is None else changed(self.record.target)
+        return ForeignTokenizer(msgspec.structs.replace(self.record, source=changed(self.record.source), target=target))
 
     def for_languages(self, source: str | None, target: str | None) -> "ForeignTokenizer":
         """The same with these languages' tags; None leaves a side as it is.

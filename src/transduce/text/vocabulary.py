@@ -42,6 +42,8 @@ class Vocabulary:
         self.before: tuple[int, ...] = ()
         self.after: tuple[int, ...] = (self.eos_id,)
         self.forced: tuple[int, ...] = ()  # what every translation begins with
+        self.ends: tuple[int, ...] = (self.eos_id,)  # what ends a text: the end symbol, and others of an imported model
+        self.keeps_line_feeds = False  # a text's line feeds are pieces of it; otherwise the end symbol stands for each
         self.mark_pieces: tuple[str, str, str] = MARKS  # an encoder's, whether the vocabulary has them or not
 
     @classmethod
