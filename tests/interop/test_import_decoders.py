@@ -161,3 +161,17 @@ def test_what_is_trained_on_learns_that_lines_end(make_folder: MakeFolder, toy_c
     assert before.prompt_ids("tea\nfish") == before.vocabulary.encode("tea\nfish")
     assert after.prompt_ids("tea\nfish") == [0, *tea, 0, *fish]
     assert after.vocabulary.ends == (0,)
+
+
+def test_a_configuration_need_not_name_start_and_end(make_folder: MakeFolder) -> None:
+    """The tokenizer does."""
+    folder = make_folder("GPT2LMHeadModel")
+    expected = opened(folder)("I like", search=GREEDY).text
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for name in ("bos_token_id", "eos_token_id"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "generation_config.json").unlink()
+    generator = opened(folder)
+    assert (generator.model.config.start_id, generator.vocabulary.ends) == (0, (0,))
+    assert generator("I like", search=GREEDY).text == expected

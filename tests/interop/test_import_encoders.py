@@ -136,3 +136,31 @@ def test_they_go_back_with_their_task(architecture: str, make_folder: MakeFolder
     import_model_folder(folder, tmp_path / "ours")
     transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     assert (tmp_path / "out" / "task.json").read_bytes() == (tmp_path / "ours" / "task.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (
+            "BertForTokenClassification",
+            "BertForTokenClassification tells the class of each piece, and a model with this",
+        ),
+        (
+            "RobertaForQuestionAnswering",
+            "RobertaForQuestionAnswering finds answers in a text, and a model with this head",
+        ),
+    ],
+)
+def test_other_heads_are_named(architecture: str, message: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder(architecture)
+    for read in (load_classifier, lambda place: import_model_folder(place, tmp_path / "ours")):
+        with pytest.raises(TransduceError, match=rf"config\.json: {message}"):
+            read(folder)
+
+
+def test_a_tokenizer_of_bytes_is_named(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4, "vocab_size": 384}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1} | sizes), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', "utf-8")
+    with pytest.raises(TransduceError, match="has the tokenizer ByT5Tokenizer, which writes every text as its bytes"):
+        import_model_folder(tmp_path, tmp_path / "ours")

@@ -8,20 +8,22 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, read_tokenizer_json
+from transduce.interop.import_families import FAMILIES, ImportFamily
+from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, added_token, read_tokenizer_json
 from transduce.text.byte_level import ByteLevelPairs
 from transduce.text.foreign import ForeignRecord, Languages, VocabularyRecord
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.model_proto import read_pieces
+from transduce.text.symbols import Symbol
 from transduce.text.vocabulary import MARKS
 from transduce.text.word_pieces import WordPieces
 
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
-_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
-_SPACED = ("llama", "mistral")  # their sentencepiece models cut otherwise than sentencepiece
-_ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+_USUAL_ENDS = ("<|endoftext|>", "</s>")
 _PEGASUS_OFFSET = 103
+# Tokenizers of these families that have no files to be read.
+_UNKNOWN_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
 _MOST_ADDED = 100_000
 # In the order of their tags, which M2M100's files need not list.
 _M2M100_LANGUAGES = (  # noqa: SIM905
@@ -82,6 +84,11 @@ class ModelIds(msgspec.Struct, frozen=True):
     other_ends: tuple[int, ...] = ()
     """What ends a text beside the end symbol."""
 
+    @property
+    def family(self) -> ImportFamily:
+        """What is known of its `model_type`."""
+        return FAMILIES[self.model_type]
+
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     """The tokenizer of a folder, without a language chosen.
@@ -106,7 +113,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     plain = _control_tokens(files, special, parts.ids)
     symbols = [token for token in parts.added if token.id not in tags and token.text not in plain]
-    is_decoder = model.model_type in _DECODERS
+    is_decoder = model.family.kind == "decoder"
     # An encoder–decoder may have learnt to write such pieces (T5's sentinels).
     unspoken = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
@@ -117,14 +124,13 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         pad_id=special["pad_id"],
         eos_id=special["eos_id"],
         unk_id=special["unk_id"],
-        symbols=tuple(token.text for token in symbols if not token.joins_spaces),
-        joined_symbols=tuple(token.text for token in symbols if token.joins_spaces),
+        symbols=tuple(token.text if token.symbol == Symbol(token.text) else token.symbol for token in symbols),
         silent=tuple(sorted({*tags, *before, *unspoken, *(parts.ids[text] for text in plain if text in parts.ids)})),
         before=before,
         after=(special["eos_id"],),
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
-        marks=_marks(files, parts, special["eos_id"]) if model.model_type in _ENCODERS else MARKS,
+        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else MARKS,
     )
     return ForeignRecord(source=record, languages=languages)
 
@@ -174,20 +180,23 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
         parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
         # sentencepiece's own file says the same, and is faster.
         by_merges = not isinstance(parts.cutting, ByteLevelPairs | WordPieces | SentencePieces)
-        if model is None or not by_merges or model_type in _SPACED:
+        if model is None or not by_merges or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieces(model))
     if model is not None:
         ids = _sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieces(model), ids)
-        starts = model_type == "xlm-roberta" or (
-            model_type in _SPACED and files.json("tokenizer_config.json").get("add_bos_token", True)
-        )
+        starts = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if starts and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _bert_files(files)
     if files.read("merges.txt") is not None:
-        return _byte_level_files(files, starts=model_type in ("bart", "roberta"))
+        return _byte_level_files(files, starts=FAMILIES[model_type].begins_text)
+    kind = files.json("tokenizer_config.json").get("tokenizer_class")
+    if kind in _UNKNOWN_CLASSES:
+        raise TransduceError(
+            f"{files.place} has the tokenizer {kind}, which {_UNKNOWN_CLASSES[kind]} and cannot be imported."
+        )
     raise TransduceError(
         f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
         f"{', '.join(_SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
@@ -199,7 +208,7 @@ def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]
     settings = files.json("tokenizer_config.json")
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
         return _m2m100_ids(files)
-    if model_type in ("mbart", "m2m_100", "xlm-roberta"):
+    if FAMILIES[model_type].fairseq:
         ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
         tags = [text for text in _extra_tokens(files) if _TAG.fullmatch(text)]
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
@@ -214,7 +223,7 @@ def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]
         named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(named[: offset + 2])}
-    if model_type in _SPACED:
+    if FAMILIES[model_type].spaced:
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
 
@@ -238,20 +247,23 @@ def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
 def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerJson:
     """With the pieces that other files put beside the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
-    special = set(_extra_tokens(files))
+    described = {}
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
+        described[token["content"]] = added_token(int(id), token)
         extra[token["content"]] = int(id)
-        special |= {token["content"]} if token.get("special") else set()
     for text in _extra_tokens(files):
         if text not in ids and text not in extra and _TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
     named = (text for text in ids if _TAG.fullmatch(text) or _NAMED.fullmatch(text))
     listed = {*extra, *_extra_tokens(files), *named}
-    added = tuple(
-        AddedToken(text, ids[text], text == "<mask>", text in special) for text in sorted(listed) if text in ids
+    special = set(_extra_tokens(files))
+    usual = (
+        AddedToken(Symbol(text, spaces_before=text == "<mask>"), ids[text], text in special)
+        for text in sorted(listed)
+        if text in ids
     )
-    return TokenizerJson(cutting, ids, added, ())
+    return TokenizerJson(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
 
 
 def _extra_tokens(files: TokenizerFiles) -> list[str]:
@@ -302,15 +314,17 @@ def _table(files: TokenizerFiles, name: str) -> dict[str, int]:
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerJson, model: ModelIds) -> dict[str, int]:
     """Padding, end and unknown; a model's own word goes before the tokenizer's."""
-    end = "sep_token" if model.model_type in _ENCODERS else "eos_token"
+    end = "sep_token" if model.family.kind == "encoder" else "eos_token"
     found = {
         "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),
         "pad_id": model.pad_id if model.pad_id is not None else _token_id(files, parts.ids, "pad_token"),
         "unk_id": _token_id(files, parts.ids, "unk_token"),
     }
-    if model.model_type == "bert" and found["eos_id"] is None:
-        found["eos_id"] = parts.ids.get("[SEP]")
-    if model.model_type in _DECODERS:
+    if model.family.end_is_separator and found["eos_id"] is None:
+        found["eos_id"] = parts.ids.get(MARKS[1])
+    if model.family.kind == "decoder":
+        if found["eos_id"] is None:
+            found["eos_id"] = next((parts.ids[text] for text in _USUAL_ENDS if text in parts.ids), None)
         found["pad_id"] = found["eos_id"] if found["pad_id"] is None else found["pad_id"]
     if found["unk_id"] is None:
         # Byte-level tokenizers know everything.
@@ -351,13 +365,17 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 
 def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerJson) -> Languages | None:
     """Tags of languages and where they stand, for the families that have them."""
-    if model_type not in ("mbart", "m2m_100"):
+    if not FAMILIES[model_type].tagged:
         return None
     tags: dict[str, int] = {}
     for text in [token.text for token in parts.added] + _extra_tokens(files):
         match = _TAG.fullmatch(text)
         if match is not None and text in parts.ids:
             tags[match["name"] or text] = parts.ids[text]
-    if model_type == "m2m_100" or "50" in str(files.json("tokenizer_config.json").get("tokenizer_class")):
-        return Languages(tags=tags, source_tag="before", target_tag="first")
+    said = files.json("tokenizer_config.json")
+    if model_type == "m2m_100" or "50" in str(said.get("tokenizer_class")):
+        # The first NLLBs had the source's tag after its end.
+        return Languages(
+            tags=tags, source_tag="after" if said.get("legacy_behaviour") else "before", target_tag="first"
+        )
     return Languages(tags=tags, source_tag="after", target_tag="start")

@@ -27,7 +27,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
-from transduce.runtime.foreign import foreign_kind, is_foreign, read_foreign_folder
+from transduce.runtime.foreign import check_foreign, foreign_kind, is_foreign, read_foreign_folder
 from transduce.runtime.series_card import SERIES_CARD
 from transduce.runtime.task_card import labels_among
 from transduce.runtime.untrusted import (
@@ -274,6 +274,8 @@ def _read_config(folder: Path) -> ModelConfig:
     if "auto_map" in content:
         raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
     if "transduce" not in content:
+        if "model_type" in content:
+            check_foreign(folder)  # which says what can be had in place of it
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         config = msgspec.convert(content["transduce"], ModelConfig)

@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.interop.import_families import FAMILIES, check_config
 from transduce.interop.import_generation import import_generation, start_id
-from transduce.interop.import_settings import SETTINGS, ConfigReader
+from transduce.interop.import_settings import ConfigReader
 from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.model.config import Kind
@@ -25,8 +26,6 @@ from transduce.text.foreign import ForeignTokenizer
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
-_ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5", "mt5")
-_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
 # Learned tables shorter than this limit what is written; others are hardly ever reached.
 _SHORT_TABLE = 512
 
@@ -46,7 +45,9 @@ def is_foreign(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
-    return "transduce" not in content and content.get("model_type") in SETTINGS and "auto_map" not in content
+    model_type = content.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in FAMILIES
+    return "transduce" not in content and is_known and "auto_map" not in content
 
 
 def foreign_kind(folder: Path) -> Kind:
@@ -55,8 +56,7 @@ def foreign_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: it is none that can be imported.
     """
-    model_type = check_foreign(folder)
-    return "transformer" if model_type in _ENCODER_DECODERS else "decoder" if model_type in _DECODERS else "encoder"
+    return FAMILIES[check_foreign(folder)].kind
 
 
 def read_foreign_folder(folder: Path) -> ForeignFolder:
@@ -71,10 +71,12 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
     files = TokenizerFiles(_reader(folder), str(folder))
     record = import_tokenizer(files, _model_ids(config, generation, model_type))
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
-    if model_type in _ENCODER_DECODERS:
+    if FAMILIES[model_type].kind == "transformer":
         ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
     elif record.source.before:
         ids["start_id"] = record.source.before[0]
+    elif not isinstance(config.get("bos_token_id"), int):
+        ids["start_id"] = ids["eos_id"]
     model = import_model(config, _stored_tensors(folder), ids)
     tokenizer = ForeignTokenizer(record)
     said = files.json("tokenizer_config.json")
@@ -114,7 +116,7 @@ def foreign_heads(folder: Path) -> ForeignHeads | None:
     config = _config(folder)
     model_type = str(config["model_type"])
     heads = encoder_heads(model_type, _stored_tensors(folder))
-    settings = SETTINGS[model_type](ConfigReader(config, str(folder / "config.json")))
+    settings = FAMILIES[model_type].settings(ConfigReader(config, str(folder / "config.json")))
     labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
     return ForeignHeads(heads["masked_language_head"], labels, settings["max_positions"])
 
@@ -139,9 +141,9 @@ def foreign_search_settings(folder: Path) -> SearchSettings:
         TransduceError: it asks for something that has no counterpart here.
     """
     config = _config(folder)
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
-    learned = config.get("model_type") in ("bart", "mbart", "gpt2")
-    greatest = positions if learned and isinstance(positions, int) and positions <= _SHORT_TABLE else None
+    settings = FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+    is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
+    greatest = settings["max_positions"] if is_short else None
     generation = _optional_json(folder, "generation_config.json")
     return import_generation(generation, config, str(folder), greatest=greatest)
 
@@ -165,15 +167,7 @@ def check_foreign(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     config = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
-    if "auto_map" in config:
-        raise TransduceError(
-            f"{folder / 'config.json'} asks for code of its own to be run (`auto_map`), which is never done: remove it."
-        )
-    if config.get("model_type") not in SETTINGS:
-        raise TransduceError(
-            f"{folder / 'config.json'}: `model_type` must be one of {', '.join(SETTINGS)} to be imported, but is "
-            f"{config.get('model_type')!r}."
-        )
+    check_config(config, str(folder / "config.json"))
     return config
 
 
@@ -183,15 +177,15 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
-    if model_type in _DECODERS:  # where the way to generate goes before the model's own word
+    if FAMILIES[model_type].kind == "decoder":  # where the way to generate goes before the model's own word
         ends = _ends(generation) or ends
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=ends[0] if ends and model_type != "bert" else None,
-        other_ends=ends[1:] if model_type in _DECODERS else (),
+        eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
+        other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
     )
 
 

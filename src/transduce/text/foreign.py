@@ -5,7 +5,6 @@ Legend of a sentence: what stands before it (a language's tag, a start symbol), 
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from transduce.errors import TransduceError
 from transduce.text.byte_level import ByteLevelPairs, BytePairCutter
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.spaced_pairs import SpacedPairs
+from transduce.text.symbols import Symbol, SymbolFinder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
 from transduce.text.word_pieces import WordPieces
@@ -38,10 +38,10 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pad_id: int
     eos_id: int
     unk_id: int
-    symbols: tuple[str, ...] = ()
+    symbols: tuple[str | Symbol, ...] = ()
     """Pieces that are recognised in a text and never cut, such as `[MASK]` or `<extra_id_0>`."""
     joined_symbols: tuple[str, ...] = ()
-    """The same, but spaces before them in a text belong to them: RoBERTa's `<mask>`."""
+    """The same with the spaces before them, as earlier versions wrote it."""
     first_symbols: tuple[str, ...] = ()
     """Pieces that are recognised at a text's beginning alone: the tags of OPUS models, `>>fra<<`."""
     silent: tuple[int, ...] = ()
@@ -90,18 +90,15 @@ class ForeignVocabulary(Vocabulary):
         self.mark_pieces = record.marks
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
-        self._cutter = record.cutting.prepare(record.ids)
+        said = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
+        symbols = [*said, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        # No word is cut into a symbol: "wholesome" does not hold an added "whole".
+        self._cutter = record.cutting.prepare(record.ids.keys() - {symbol.text for symbol in symbols})
+        self._finder = SymbolFinder(symbols, self._cutter.normalize)
 
     @cached_property
     def _pieces(self) -> dict[int, str]:
         return {id: piece for piece, id in self.record.ids.items()}
-
-    @cached_property
-    def _symbols(self) -> re.Pattern[str] | None:
-        joined = self.record.joined_symbols
-        longest_first = sorted((*self.record.symbols, *joined), key=len, reverse=True)
-        patterns = [(r"\s*" if symbol in joined else "") + re.escape(symbol) for symbol in longest_first]
-        return re.compile(f"({'|'.join(patterns)})") if patterns else None
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Ids of many sentences' pieces, in order."""
@@ -135,13 +132,8 @@ class ForeignVocabulary(Vocabulary):
         first = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
         start = [self.record.ids[first]] if first else []
         rest = text[len(first) :]
-        if self._symbols is None:
-            return start + self._encode_plain(rest)
-        for number, part in enumerate(self._symbols.split(rest)):
-            if number % 2:
-                start.append(self.record.ids[part.lstrip()])
-            elif part:
-                start += self._encode_plain(part)
+        for part, is_symbol in self._finder.parts(rest):
+            start += [self.record.ids[part]] if is_symbol else self._encode_plain(part)
         return start
 
     def _encode_plain(self, text: str) -> list[int]:
