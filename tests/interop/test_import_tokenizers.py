@@ -12,7 +12,8 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from transduce.data import prepare
 from transduce.errors import TransduceError
-from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
+from transduce.interop.import_tokenizer_files import TokenizerFiles
 from transduce.tasks.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.foreign import ForeignTokenizer, ForeignVocabulary

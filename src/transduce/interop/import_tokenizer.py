@@ -2,13 +2,14 @@
 
 import re
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.interop.import_families import FAMILIES, ImportFamily
+from transduce.interop.import_sentencepiece_ids import LANGUAGE_TAG, sentencepiece_ids
+from transduce.interop.import_tokenizer_files import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
 from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, added_token, read_tokenizer_json
 from transduce.text.byte_level import ByteLevelPairs
 from transduce.text.foreign import ForeignRecord, Languages, VocabularyRecord
@@ -18,59 +19,12 @@ from transduce.text.symbols import Symbol
 from transduce.text.vocabulary import MARKS
 from transduce.text.word_pieces import WordPieces
 
-_SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
-_FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 _USUAL_ENDS = ("<|endoftext|>", "</s>")
-_PEGASUS_OFFSET = 103
 # Tokenizers of these families that have no files to be read.
 _UNKNOWN_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
-_MOST_ADDED = 100_000
-# In the order of their tags, which M2M100's files need not list.
-_M2M100_LANGUAGES = (  # noqa: SIM905
-    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
-    "hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns "
-    "oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh "
-    "zu"
-).split()
-# How tags of languages are written: NLLB's, mBART's, M2M100's.
-_TAG = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}|__(?P<name>\w+)__")
 # Pieces that are recognised in a text wherever a vocabulary has them.
 _NAMED = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
-
-
-class TokenizerFiles:
-    """The files of a folder that belong to its tokenizer."""
-
-    def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
-        """`read` gives a file's content, or None where there is none; `place` names the folder in messages."""
-        self.read = read
-        self.place = place
-
-    def json(self, name: str) -> dict[str, Any]:
-        """An object; an empty one where there is no such file.
-
-        Raises:
-            TransduceError: the file holds something else.
-        """
-        content = self.read(name)
-        if content is None:
-            return {}
-        try:
-            return msgspec.json.decode(content, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
-
-    def needed(self, name: str) -> bytes:
-        """A file that must be there."""
-        content = self.read(name)
-        if content is None:
-            raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
-        return content
-
-    def sentencepiece(self) -> bytes | None:
-        """The sentencepiece model, whatever its name."""
-        return next(filter(None, map(self.read, _SENTENCEPIECE_NAMES)), None)
 
 
 class ModelIds(msgspec.Struct, frozen=True):
@@ -146,9 +100,9 @@ def _marks(files: TokenizerFiles, parts: TokenizerJson, eos_id: int) -> tuple[st
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     """Two sentencepiece models, and one table of ids, or one a side."""
-    tables = [_table(files, "vocab.json")] * 2
+    tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
-        tables[1] = _table(files, "target_vocab.json")
+        tables[1] = files.table("target_vocab.json")
     sides = []
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
@@ -184,7 +138,7 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
             return parts
         return parts._replace(cutting=SentencePieces(model))
     if model is not None:
-        ids = _sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
+        ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieces(model), ids)
         starts = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if starts and "<s>" in ids else parts
@@ -199,49 +153,8 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
         )
     raise TransduceError(
         f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
-        f"{', '.join(_SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
+        f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
     )
-
-
-def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """The ids that a family gives to the pieces of its sentencepiece model."""
-    settings = files.json("tokenizer_config.json")
-    if model_type == "m2m_100" and files.read("vocab.json") is not None:
-        return _m2m100_ids(files)
-    if FAMILIES[model_type].fairseq:
-        ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
-        tags = [text for text in _extra_tokens(files) if _TAG.fullmatch(text)]
-        ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
-        return ids | {"<mask>": len(pieces) + 1 + len(tags)}
-    if model_type in ("t5", "mt5"):
-        extra = _count(settings, "extra_ids", 100)
-        last = len(pieces) + extra - 1
-        own = {f"<extra_id_{number}>": last - number for number in range(extra)}
-        return {piece: id for id, piece in enumerate(pieces)} | own
-    if model_type == "pegasus":
-        offset = _count(settings, "offset", _PEGASUS_OFFSET)
-        named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
-        ids = {piece: id + offset for id, piece in enumerate(pieces)}
-        return ids | {name: id for id, name in enumerate(named[: offset + 2])}
-    if FAMILIES[model_type].spaced:
-        return {piece: id for id, piece in enumerate(pieces)}
-    raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
-
-
-def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
-    """How many pieces a family puts beside the learned ones."""
-    said = settings.get(name, usual)
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_ADDED:
-        raise ValueError(f"`{name}` must be a whole number from 0 to {_MOST_ADDED:,}, but is {said!r}")
-    return said
-
-
-def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Those of its table, and behind them the tags of its languages."""
-    ids = _table(files, "vocab.json")
-    if any(_TAG.fullmatch(text) for text in (*_extra_tokens(files), *files.json("added_tokens.json"))):
-        return ids
-    return ids | {f"__{code}__": len(ids) + number for number, code in enumerate(_M2M100_LANGUAGES)}
 
 
 def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerJson:
@@ -251,29 +164,19 @@ def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) ->
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
         described[token["content"]] = added_token(int(id), token)
         extra[token["content"]] = int(id)
-    for text in _extra_tokens(files):
-        if text not in ids and text not in extra and _TAG.fullmatch(text):
+    for text in files.extra_tokens():
+        if text not in ids and text not in extra and LANGUAGE_TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
-    named = (text for text in ids if _TAG.fullmatch(text) or _NAMED.fullmatch(text))
-    listed = {*extra, *_extra_tokens(files), *named}
-    special = set(_extra_tokens(files))
+    named = (text for text in ids if LANGUAGE_TAG.fullmatch(text) or _NAMED.fullmatch(text))
+    listed = {*extra, *files.extra_tokens(), *named}
+    special = set(files.extra_tokens())
     usual = (
         AddedToken(Symbol(text, spaces_before=text == "<mask>"), ids[text], text in special)
         for text in sorted(listed)
         if text in ids
     )
     return TokenizerJson(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
-
-
-def _extra_tokens(files: TokenizerFiles) -> list[str]:
-    """Special pieces in the order in which their makers listed them."""
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        content = files.json(name)
-        listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
-        if isinstance(listed, list):
-            return [text for text in map(_text_of, listed) if text is not None]
-    return []
 
 
 def _bert_files(files: TokenizerFiles) -> TokenizerJson:
@@ -283,7 +186,7 @@ def _bert_files(files: TokenizerFiles) -> TokenizerJson:
     lowercase = bool(settings.get("do_lower_case", True))
     strip = settings.get("strip_accents")
     cutting = WordPieces(
-        unknown=_text_of(settings.get("unk_token")) or "[UNK]",
+        unknown=text_of(settings.get("unk_token")) or "[UNK]",
         lowercase=lowercase,
         strip_accents=lowercase if strip is None else bool(strip),
         chinese=bool(settings.get("tokenize_chinese_chars", True)),
@@ -293,20 +196,13 @@ def _bert_files(files: TokenizerFiles) -> TokenizerJson:
 
 
 def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
-    ids = _table(files, "vocab.json")
+    ids = files.table("vocab.json")
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
     return parts._replace(before=(ids["<s>"],) if starts and "<s>" in ids else ())
-
-
-def _table(files: TokenizerFiles, name: str) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(files.needed(name), type=dict[str, int])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TransduceError(f"{files.place}/{name} is not a table of pieces and their ids: {error}.") from error
 
 
 # --- ids with a meaning of their own ----------------------------------------------------------------------------
@@ -338,23 +234,17 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerJson, model: ModelIds) -
 
 def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        text = _text_of(files.json(file).get(name))
+        text = text_of(files.json(file).get(name))
         if text is not None and text in ids:
             return ids[text]
     return None
-
-
-def _text_of(token: Any) -> str | None:
-    """A token is a string, or an object with it."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
     """Pieces that a text never means: start, end, padding, unknown."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     said = {
-        _text_of(files.json(file).get(name))
+        text_of(files.json(file).get(name))
         for file in ("special_tokens_map.json", "tokenizer_config.json")
         for name in names
     }
@@ -368,8 +258,8 @@ def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerJson) -> 
     if not FAMILIES[model_type].tagged:
         return None
     tags: dict[str, int] = {}
-    for text in [token.text for token in parts.added] + _extra_tokens(files):
-        match = _TAG.fullmatch(text)
+    for text in [token.text for token in parts.added] + files.extra_tokens():
+        match = LANGUAGE_TAG.fullmatch(text)
         if match is not None and text in parts.ids:
             tags[match["name"] or text] = parts.ids[text]
     said = files.json("tokenizer_config.json")

@@ -280,8 +280,7 @@ def _read_config(folder: Path) -> ModelConfig:
     try:
         config = msgspec.convert(content["transduce"], ModelConfig)
     except msgspec.ValidationError as error:
-        reason = str(error).rstrip(".")
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {reason}.") from error
+        raise TransduceError(f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}.") from error
     check_sizes(path, config)
     return config
 

@@ -16,7 +16,8 @@ from transduce.errors import TransduceError
 from transduce.interop.import_families import FAMILIES, check_config
 from transduce.interop.import_generation import import_generation, start_id
 from transduce.interop.import_settings import ConfigReader
-from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
+from transduce.interop.import_tokenizer_files import TokenizerFiles
 from transduce.interop.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.model.config import Kind
 from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
