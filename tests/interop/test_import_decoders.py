@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import transduce
 from transduce.commands.main import main
 from transduce.runtime.generator import Generator, load_generator
 from transduce.runtime.importing import import_model_folder
@@ -175,3 +176,48 @@ def test_a_configuration_need_not_name_start_and_end(make_folder: MakeFolder) ->
     generator = opened(folder)
     assert (generator.model.config.start_id, generator.vocabulary.ends) == (0, (0,))
     assert generator("I like", search=GREEDY).text == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_a_model_goes_back_and_is_the_same(
+    architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    transformers = peers()
+    folder = make_folder(architecture, begins=begins, eos_token_id=[0, 1])
+    import_model_folder(folder, tmp_path / "ours")
+    transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", sources=PROMPTS[:3], threads=1)
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(each).eval() for each in (folder, tmp_path / "out")
+    )
+    assert type(after) is type(before)
+    assert after.generation_config.eos_token_id == [0, 1]
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "out")]
+    for prompt in PROMPTS:
+        ids, again = (tokenizer(prompt, return_tensors="pt")["input_ids"] for tokenizer in tokenizers)
+        assert ids.tolist() == again.tolist()
+        with torch.no_grad():
+            assert float((before(ids).logits - after(ids).logits).abs().max()) < 1e-5
+        assert continued(tmp_path / "out", prompt, 12) == continued(folder, prompt, 12)
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_model_goes_on_to_other_programs(
+    architecture: str, form: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'transduce[export]'")
+    folder = make_folder(architecture)
+    import_model_folder(folder, tmp_path / "ours")
+    out = tmp_path / "out"
+    report = transduce.export(tmp_path / "ours", out, to=form, sources=PROMPTS[:3], threads=1)
+    assert report.float32.largest_difference < 1e-4
+    if form == "ctranslate2":
+        text = (out / "README.md").read_text("utf-8")
+        code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
+        code = code.replace("max_length=100, sampling_topk=0, sampling_temperature=0.8", "max_length=9")
+        monkeypatch.chdir(out)
+        printed: list[str] = []
+        exec(code, {"print": printed.append})
+        assert printed[0].startswith("the beginning")

@@ -130,12 +130,29 @@ def test_what_is_no_choice_of_one_class_is_not_classified(
             load_classifier(place, device="cpu", threads=1)
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMaskedLM"])
-def test_they_go_back_with_their_task(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
-    folder = make_folder(architecture)
+def test_they_go_back_with_their_task(architecture: str, direct: bool, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder(architecture, id2label=LABELS)
     import_model_folder(folder, tmp_path / "ours")
-    transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
+    place = folder if direct else tmp_path / "ours"
+    transduce.export(place, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
     assert (tmp_path / "out" / "task.json").read_bytes() == (tmp_path / "ours" / "task.json").read_bytes()
+    if "Classification" in architecture:
+        ours = opened_by_transformers(tmp_path / "out", "text-classification")(TEXTS, top_k=None)
+        expected = opened_by_transformers(folder, "text-classification")(TEXTS, top_k=None)
+        assert [[each["label"] for each in row] for row in ours] == [
+            [each["label"] for each in row] for row in expected
+        ]
+
+
+@pytest.mark.parametrize("architecture", ["RobertaForSequenceClassification", "RobertaForMaskedLM"])
+def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
+    folder = make_folder(architecture)
+    transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
+    assert "pieces between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert (tmp_path / "out" / "task.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ what the last call gave as `key.N` and `value.N`. `logits` (batch, length, vocab
 of padding, end and start stand in the graph's metadata; padding is never to be chosen. {cutting}
 """
 _ONNX_ENCODER = """\
-`model.onnx` takes `ids` (batch, length), pieces between [CLS] and [SEP], filled up with padding at the right, and
-`token_types` of the same shape where the model has segments (0 for a text alone). It gives `states` (batch, length,
-width) and, where the model has heads for them, `logits` (batch, length, vocabulary) of the piece at each place, the
-`pooled` first state, and logits of `classes` in the order of `task.json`. Ids of padding stand in the graph's metadata.
-{cutting}
+`model.onnx` takes `ids` (batch, length),
+pieces between {begin} and {separator}, filled up with padding at the right, and `token_types` of the same shape where
+the model has segments (0 for a text alone). It gives `states` (batch, length, width) and, where the model has heads for
+them, `logits` (batch, length, vocabulary) of the piece at each place, the `pooled` first state, and logits of `classes`
+in the order of `task.json`. Ids of padding stand in the graph's metadata. {cutting}
 """
 _USES: dict[tuple[str, Kind], str] = {
     ("ctranslate2", "transformer"): _CTRANSLATE2,
@@ -106,6 +106,7 @@ ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
 {forced}: the decoder is given the ids in `target.forced` after the start symbol, and goes on from there."""
+_LINE_END = "the end of a line (`eos_id`)"
 _PROGRAMS = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
@@ -131,14 +132,14 @@ def readme(
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
+    words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
+    words["start"] = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
+    words["begin"], words["separator"], _ = vocabulary.mark_pieces
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
-    beginning = _FORCED.format(forced=forced) if forced else "Nothing is given to translations to begin with."
-    cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(source=source, target=target, beginning=beginning)
+    words["beginning"] = _FORCED.format(forced=forced) if forced else "Nothing is given to translations to begin with."
+    cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)
     uses = _USES | _FOREIGN_USES if is_foreign else _USES
-    start = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else "the end of a line (`eos_id`)"
-    use = uses[export_format, kind].format(
-        source=source, target=target, pad=pad, end=end, unk=unk, start=start, cutting=cutting
-    )
+    use = uses[export_format, kind].format(**words, cutting=cutting)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
