@@ -181,3 +181,22 @@ def test_a_tokenizer_of_bytes_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', "utf-8")
     with pytest.raises(TransduceError, match="has the tokenizer ByT5Tokenizer, which writes every text as its bytes"):
         import_model_folder(tmp_path, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("kind", ["classification", "masked-language-model"])
+def test_training_goes_on_from_roberta(kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path) -> None:
+    from transduce.tasks.train import train
+
+    folder, lines = make_folder("RobertaForMaskedLM"), (toy_corpus / "train.en").read_text("utf-8").split("\n")[:60]
+    texts, labels = tmp_path / "texts", tmp_path / "labels"
+    texts.write_text("\n".join(lines) + "\n", "utf-8")
+    labels.write_text("".join(f"{'fish' if 'fish' in line else 'none'}\n" for line in lines), "utf-8")
+    settings = {"task.kind": kind, "task.context": 20, "training.steps": 2, "training.precision": "fp32"}
+    files: dict[str, Any] = {"source": str(texts)} | ({"target": str(labels)} if kind == "classification" else {})
+    train(out=tmp_path / "run", start_from=folder, settings=settings, device="cpu", threads=1, **files)
+    opened = transduce.load(tmp_path / "run", device="cpu", threads=1)
+    if isinstance(opened, Classifier):
+        assert opened.encode(["I like tea."])[0][:: len(opened.encode(["I like tea."])[0]) - 1] == [0, 2]
+        assert set(opened("I like tea.").probabilities) == {"fish", "none"}
+    else:
+        assert load_filler(tmp_path / "run", device="cpu", threads=1)("I <mask> tea.").masks

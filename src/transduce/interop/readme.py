@@ -50,10 +50,11 @@ _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     generator = ctranslate2.Generator(".")
     start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
     prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
+    ends = vocabulary.pieces(vocabulary.ends)
     results = generator.generate_batch(
-        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, suppress_sequences=[["{pad}"], ["{unk}"]]
+        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, end_token=ends
     )
-    print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0])))
+    print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0]), line_feeds=True))
 """
 _ONNX = """\
 `encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
@@ -136,7 +137,7 @@ def readme(
     words["start"] = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
     words["begin"], words["separator"], _ = vocabulary.mark_pieces
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
-    words["beginning"] = _FORCED.format(forced=forced) if forced else "Nothing is given to translations to begin with."
+    words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)
     uses = _USES | _FOREIGN_USES if is_foreign else _USES
     use = uses[export_format, kind].format(**words, cutting=cutting)

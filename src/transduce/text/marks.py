@@ -46,7 +46,7 @@ def marks_of(vocabulary: Vocabulary) -> Marks:
     """
     marks = find_marks(vocabulary)
     if marks is None:
-        missing = next(mark for mark in vocabulary.mark_pieces if not _has(vocabulary, mark))
+        missing = next(mark for mark in vocabulary.mark_pieces if not vocabulary.has_mark(mark))
         raise TransduceError(
             f"An encoder needs the pieces {', '.join(vocabulary.mark_pieces)}, but this vocabulary has no {missing}: "
             "use one that `transduce train --task masked-language-model` or `--task classification` made, or import "
@@ -57,13 +57,9 @@ def marks_of(vocabulary: Vocabulary) -> Marks:
 
 def find_marks(vocabulary: Vocabulary) -> Marks | None:
     """The same, or None where one is missing."""
-    if not all(_has(vocabulary, mark) for mark in vocabulary.mark_pieces):
+    if not all(map(vocabulary.has_mark, vocabulary.mark_pieces)):
         return None
     return Marks(*map(vocabulary.id, vocabulary.mark_pieces))
-
-
-def _has(vocabulary: Vocabulary, mark: str) -> bool:
-    return vocabulary.piece(vocabulary.id(mark)) == mark
 
 
 def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -92,6 +92,11 @@ class Vocabulary:
         piece: str = self._processor.id_to_piece(int(id))
         return piece
 
+    def has_mark(self, mark: str) -> bool:
+        """Whether there is such a piece; of an encoder's marks, as this vocabulary spells it."""
+        spelt = dict(zip(MARKS, self.mark_pieces, strict=True)).get(mark, mark)
+        return self.piece(self.id(spelt)) == spelt
+
     def stands_for_text(self, id: int) -> bool:
         """Whether an id is a piece of text: not padding, end and unknown, nor a number without a piece."""
         return id not in self._silent and id != self.unk_id
