@@ -154,6 +154,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
             rows = [row[: len(row) // 2] for row in rows]
         else:
             own = OwnModel(Translator(model, tokenizer))
+            rows = [[*row, config.eos_id] for row in rows]
         comparison = compare_models(own, other, rows, pieces=pieces, most_pieces=60)
     if not all(comparison.agreeing):
         return float("inf")

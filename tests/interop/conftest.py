@@ -1,11 +1,16 @@
 """Small models with random weights, of any configuration, and a tokenizer that fits them."""
 
+import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from sentencepiece import SentencePieceTrainer
+from torch import Tensor
 
 from transduce.interop.exported import ExportedModel
 from transduce.model.build import Model, build_model
@@ -26,6 +31,23 @@ MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]
 WriteFolder = Callable[..., Path]
 Compare = Callable[[Translator, ExportedModel], Comparison]
+
+NLLB_TAGS = ["deu_Latn", "eng_Latn", "zho_Hans"]
+NLLB_CONFIG: dict[str, Any] = {
+    "model_type": "m2m_100",
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 
 
 @pytest.fixture(scope="session")
@@ -118,10 +140,57 @@ def compare(small_tokenizer: Tokenizer) -> Compare:
 
     def run(translator: Translator, exported: ExportedModel) -> Comparison:
         size = small_tokenizer.source.size
-        sources = [[3 + (7 * row + 5 * place) % (size - 3) for place in range(1 + 11 * row % 47)] for row in range(12)]
+        sources = [
+            small_tokenizer.source.closed(3 + (7 * row + 5 * place) % (size - 3) for place in range(1 + 11 * row % 47))
+            for row in range(12)
+        ]
         return compare_models(OwnModel(translator), exported, sources, pieces=range(3, size), most_pieces=20)
 
     return run
+
+
+def _bart_layer(place: str, attentions: list[str]) -> dict[str, Tensor]:
+    tensors = {}
+    for attention in attentions:
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            tensors[f"{place}.{attention}.{part}.weight"] = torch.randn(16, 16) * 0.4
+            tensors[f"{place}.{attention}.{part}.bias"] = torch.randn(16) * 0.2
+    shapes = {"fc1.weight": (24, 16), "fc1.bias": (24,), "fc2.weight": (16, 24), "fc2.bias": (16,)}
+    tensors |= {f"{place}.{name}": torch.randn(*shape) * 0.4 for name, shape in shapes.items()}
+    for norm in (*(f"{attention}_layer_norm" for attention in attentions), "final_layer_norm"):
+        tensors |= {f"{place}.{norm}.weight": torch.ones(16), f"{place}.{norm}.bias": torch.zeros(16)}
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def nllb(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> Path:
+    """A folder as NLLB's are, with random weights, made without transformers."""
+    folder = tmp_path_factory.mktemp("nllb")
+    lines = [line for name in ("train.zh", "train.en") for line in (toy_corpus / name).read_text("utf-8").split("\n")]
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=150, minloglevel=2
+    )
+    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    size = 150 + 1 + len(NLLB_TAGS) + 1
+    documents: dict[str, dict[str, Any]] = {
+        "config.json": NLLB_CONFIG | {"vocab_size": size + 3},
+        "tokenizer_config.json": {"tokenizer_class": "NllbTokenizer", "src_lang": "zho_Hans", "tgt_lang": "eng_Latn"},
+        "special_tokens_map.json": {"additional_special_tokens": NLLB_TAGS, "unk_token": "<unk>"},
+        "generation_config.json": {"num_beams": 3, "max_length": 12, "length_penalty": 1.5, "no_repeat_ngram_size": 2},
+    }
+    for name, content in documents.items():
+        (folder / name).write_text(json.dumps(content), "utf-8")
+    torch.manual_seed(3)
+    tensors = {"model.shared.weight": torch.randn(size + 3, 16) * 0.3}
+    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        tensors |= _bart_layer(f"model.{stack}.layers.0", attentions)
+        tensors |= {
+            f"model.{stack}.layer_norm.weight": torch.ones(16),
+            f"model.{stack}.layer_norm.bias": torch.zeros(16),
+        }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,9 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.model.build import Model
+from transduce.runtime.comparison import Agreement
 from transduce.runtime.importing import import_model_folder
+from transduce.search.settings import SearchSettings
 from transduce.text.foreign import ForeignTokenizer
 from transduce.text.tokenizer import Tokenizer
 
@@ -99,13 +101,45 @@ def test_a_tokenizers_files_are_not_taken_from_elsewhere(marian: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+def run_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> list[str]:
+    """What an exported folder's own lines print, some words of them changed."""
+    text = (folder / "README.md").read_text("utf-8")
+    code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    monkeypatch.chdir(folder)
+    printed: list[str] = []
+    exec(code, {"lines": LINES, "print": printed.append})
+    return printed
+
+
 def test_the_lines_for_ctranslate2_translate(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ctranslate2", reason="needs ctranslate2: pip install 'transduce[export]'")
     out = tmp_path / "out"
     transduce.export(imported, out, to="ctranslate2", sources=LINES, threads=1)
     assert "foreign_tokenizer.json" in {path.name for path in out.iterdir()}
-    code = [line[4:] for line in (out / "README.md").read_text("utf-8").split("\n") if line.startswith("    ")]
-    monkeypatch.chdir(out)
-    printed: list[str] = []
-    exec("\n".join(code), {"lines": LINES, "print": printed.append})
-    assert len(printed) == len(LINES)
+    assert len(run_readme(out, monkeypatch)) == len(LINES)
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
+def test_a_model_that_is_told_its_language_goes_out(
+    form: str, nllb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'transduce[export]'")
+    out = tmp_path / "out"
+    import_model_folder(nllb, tmp_path / "in", target_language="deu_Latn")
+    report = transduce.export(tmp_path / "in", out, to=form, sources=LINES, references=LINES, threads=1)
+    assert isinstance(report.float32, Agreement)
+    assert report.float32.same_translations == report.float32.sentences == len(LINES) + 1
+    assert report.model_scores is not None
+    assert report.export_scores is not None
+    assert report.model_scores.bleu.value == report.export_scores.bleu.value
+    if form == "ctranslate2":
+        printed = run_readme(out, monkeypatch, **{"beam_size=4": "beam_size=1, max_decoding_length=8"})
+        translator = transduce.load(tmp_path / "in", task="translation", precision="fp32", device="cpu", threads=1)
+        greedy = SearchSettings(beam_size=1, max_length=8)
+        assert printed == [translator(line, search=greedy).text for line in LINES]
+    else:
+        assert "Every translation begins with\n`deu_Latn`" in (out / "README.md").read_text("utf-8")

@@ -306,7 +306,7 @@ def test_two_vocabularies_are_marians(
     theirs = HuggingFaceModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == "MarianMTModel"
     assert type(theirs.tokenizer).__name__ == "MarianTokenizer"
-    rows = [[id % 50 + 3 for id in row] for row in ROWS]
+    rows = [[*(id % 50 + 3 for id in row), 1] for row in ROWS]
     own = OwnModel(Translator(model, separate_tokenizer))
     size = separate_tokenizer.target.size
     agreement = compare_models(own, theirs, rows, pieces=range(3, size), most_pieces=20).agreement

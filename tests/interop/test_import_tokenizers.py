@@ -12,7 +12,8 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from transduce.data import prepare
 from transduce.errors import TransduceError
-from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
+from transduce.interop.import_tokenizer_files import TokenizerFiles
 from transduce.tasks.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.foreign import ForeignTokenizer, ForeignVocabulary
@@ -113,12 +114,14 @@ def test_sentencepiece_with_pieces_before_or_behind(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"])
+@pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "legacy NllbTokenizer"])
 def test_tags_of_languages(kind: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+    legacy, kind = kind.startswith("legacy"), kind.removeprefix("legacy ")
     nllb = kind == "NllbTokenizer"
     source, target = ("zho_Hans", "eng_Latn") if nllb else ("zh_CN", "en_XX")
     write(tmp_path, "sentencepiece.bpe.model", train("bpe" if nllb else "unigram"))
-    more = {"extra_special_tokens": [source, "deu_Latn", target]} if nllb else {}
+    more: dict[str, Any] = {"extra_special_tokens": [source, "deu_Latn", target]} if nllb else {}
+    more |= {"legacy_behaviour": True} if legacy else {}
     theirs = getattr(peers(), kind).from_pretrained(tmp_path, src_lang=source, tgt_lang=target, **more)
     theirs.save_pretrained(tmp_path)
     if saved:
@@ -251,6 +254,80 @@ def test_byte_pairs_of_large_language_models(family: str, texts: Texts, tmp_path
     vocabulary = ours(tmp_path, family.rstrip("3"), eos_id=1).source
     assert isinstance(vocabulary, ForeignVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL cafe\u0301"], ends=False)
+
+
+ADDED: list[dict[str, Any]] = [
+    {"content": "NewWord"},
+    {"content": "RawWord", "normalized": False},
+    {"content": "whole", "single_word": True, "normalized": False},
+    {"content": "<left>", "lstrip": True, "normalized": False},
+    {"content": "<right>", "rstrip": True},
+    {"content": "<both>", "lstrip": True, "rstrip": True, "normalized": False, "special": True},
+    {"content": "Café", "single_word": True},
+]
+NAMING = [
+    "a NewWord newword NEWWORD RawWord rawword xNewWordx",
+    "whole wholesome unwhole, whole-hearted (whole) whole_ 茶whole",
+    "a <left> b <right>  c  <both>  d<left><right><both>",
+    "café CAFÉ Cafe\u0301 cafés <LEFT>",
+    "  <right>  <left>  ",
+]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("family", ["bert", "cased-bert", "roberta"])
+def test_added_pieces_are_recognised_as_their_flags_say(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    if family == "roberta":
+        trained = tokenizers.ByteLevelBPETokenizer()
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        trained.train_from_iterator(texts.training, vocab_size=1500, special_tokens=special, show_progress=False)
+        kind, options = "RobertaTokenizer", {}
+    else:
+        trained = tokenizers.BertWordPieceTokenizer(lowercase=family == "bert")
+        trained.train_from_iterator(texts.training, vocab_size=2500, show_progress=False)
+        kind, options = "BertTokenizer", {"do_lower_case": family == "bert"}
+    trained.save_model(str(tmp_path))
+    theirs = getattr(peers(), kind).from_pretrained(tmp_path, **options)
+    for token in ADDED:
+        named = {"special": False} | token
+        theirs.add_tokens(tokenizers.AddedToken(**named), special_tokens=bool(named["special"]))
+    theirs.save_pretrained(tmp_path)
+    if not saved:
+        (tmp_path / "tokenizer.json").unlink()
+        decoder = {str(id): json.loads(_described(token)) for id, token in theirs.added_tokens_decoder.items()}
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+        write(tmp_path, "tokenizer_config.json", settings | {"added_tokens_decoder": decoder})
+    ids = {"pad_id": 1, "eos_id": 2} if family == "roberta" else {"pad_id": 0}
+    vocabulary = ours(tmp_path, family.removeprefix("cased-"), **ids).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    check_ids(theirs, vocabulary, NAMING)
+
+
+def _described(token: Any) -> str:
+    names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return json.dumps({name: getattr(token, name) for name in names})
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_bytes_that_are_merged_across_words(split: bool, texts: Texts, tmp_path: Path) -> None:
+    """`use_regex` = false alone cuts nothing."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    how = tokenizers.trainers.BpeTrainer(
+        vocab_size=900, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    model.train_from_iterator(texts.training[-1000:], how)
+    theirs = peers().PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
+    theirs.save_pretrained(tmp_path)
+    vocabulary = ours(tmp_path, "gpt2", eos_id=0).source
+    assert isinstance(vocabulary, ForeignVocabulary)
+    assert any("Ġ" in piece.lstrip("Ġ") for piece in theirs.get_vocab()) is not split
+    check_ids(theirs, vocabulary, texts.lines[-500:], ends=False)
+    check_texts(theirs, vocabulary, [line for line in texts.lines[-500:] if "," not in line])
 
 
 def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_same_log_probabilities_and_translations(
 
 
 def our_logits(translator: Translator, sources: list[list[int]], target_ids: NDArray[np.int64]) -> NDArray[Any]:
-    source_ids = pad([[*row, 1] for row in sources], 0, torch.device("cpu"))
+    source_ids = pad(sources, 0, torch.device("cpu"))
     with torch.no_grad():
         logits: NDArray[Any] = translator.model(source_ids, torch.from_numpy(target_ids)).numpy()
     return logits
@@ -92,7 +92,7 @@ def test_the_cache_may_be_filled_in_any_portions(
 ) -> None:
     translator = make_translator(**changes)
     model = write_and_open(translator, tmp_path)
-    sources = [[4, 5, 6, 7, 8, 9, 10], [11, 12], [13]]
+    sources = [[4, 5, 6, 7, 8, 9, 10, 1], [11, 12, 1], [13, 1]]
     target_ids = np.array([[0, 20, 21, 22, 23, 24], [0, 9, 9, 9, 9, 9], [0, 7, 6, 5, 4, 3]], dtype=np.int64)
     memory, known = model.encode(sources), model.nothing_known(3)
     parts, first = [], 0
@@ -118,11 +118,11 @@ def test_batches_and_lengths_are_free(make_translator: MakeTranslator, tmp_path:
 def test_hypotheses_are_reordered_by_indexing_the_cache(make_translator: MakeTranslator, tmp_path: Path) -> None:
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
-    memory = model.encode([[4, 5, 6], [4, 5, 6]])
+    memory = model.encode([[4, 5, 6, 1]] * 2)
     _, known = model.decode(np.array([[0, 9], [0, 8]], dtype=np.int64), memory, model.nothing_known(2))
     swapped = {name: array[[1, 0]] for name, array in known.items()}
     logits, _ = model.decode(np.array([[7], [7]], dtype=np.int64), memory, swapped)
-    expected = our_logits(translator, [[4, 5, 6], [4, 5, 6]], np.array([[0, 8, 7], [0, 9, 7]], dtype=np.int64))
+    expected = our_logits(translator, [[4, 5, 6, 1]] * 2, np.array([[0, 8, 7], [0, 9, 7]], dtype=np.int64))
     assert np.abs(logits[:, 0] - expected[:, 2]).max() < 1e-4
 
 
@@ -151,9 +151,9 @@ def test_a_sequence_beyond_the_table_is_refused_rather_than_wrong(
     make_translator: MakeTranslator, tmp_path: Path
 ) -> None:
     model = write_and_open(make_translator(positions="learned", max_positions=12), tmp_path)
-    assert len(model.encode([[5] * 11])["memory_mask"][0]) == 12
+    assert len(model.encode([[5] * 12])["memory_mask"][0]) == 12
     with pytest.raises(Exception, match="out of data bounds"):
-        model.encode([[5] * 12])
+        model.encode([[5] * 13])
 
 
 def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path) -> None:

@@ -135,7 +135,10 @@ def test_what_is_no_model_folder(tmp_path: Path) -> None:
     [
         (b"{", r"config\.json cannot be read as a model's configuration"),
         (b"[]", r"config\.json cannot be read as a model's configuration"),
-        (b'{"model_type": "whisper"}', r"config\.json is not of a model that transduce wrote: .* no key `transduce`"),
+        (b'{"vocab_size": 9}', r"config\.json is not of a model that transduce wrote: .* no key `transduce`"),
+        (b'{"model_type": "whisper"}', r"config\.json: `model_type` must be one of .* imported, but is 'whisper'\.$"),
+        (b'{"model_type": ["bart"]}', r"config\.json: `model_type` must be one of .* imported, but is \['bart'\]\.$"),
+        (b'{"model_type": "bart", "auto_map": {}}', r"config\.json asks for code of its own to be run"),
         (b'{"transduce": {"d_model": 5}}', r"config\.json cannot be read as a model's configuration: Object missing"),
     ],
 )

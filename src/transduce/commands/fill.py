@@ -7,7 +7,7 @@ import msgspec
 
 from transduce.commands.options import add_computing, check_writable, write_report
 from transduce.commands.translate import stdin_lines
-from transduce.runtime.filler import Filling, load_filler
+from transduce.runtime.filler import Candidate, Filling, load_filler
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,13 +22,15 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def _masks(filling: Filling) -> list[str]:
     return [
-        "  "
-        + "  ".join(
-            f"{candidate.piece.replace('▁', ' ').strip() or candidate.piece} {candidate.probability:.3f}"
-            for candidate in mask
-        )
+        "  " + "  ".join(f"{_shown(candidate)} {candidate.probability:.3f}" for candidate in mask)
         for mask in filling.masks
     ]
+
+
+def _shown(candidate: Candidate) -> str:
+    """Its text; where that is nothing to be seen or a part of a character, the piece as the vocabulary spells it."""
+    text = candidate.text.strip()
+    return candidate.piece if not text or "\ufffd" in text else text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text",
         nargs="?",
         default="-",
-        help="a text with [MASK] in it; - reads such texts from standard input, one a line",
+        help="a text with [MASK] in it (<mask> where an imported model spells it so); - reads such texts from standard "
+        "input, one a line",
     )
     add("--candidates", type=int, default=5, metavar="N", help="pieces shown for each mask, the likeliest first")
     add("--json", metavar="PATH", help="write texts, pieces and probabilities as JSON; - for standard output")

@@ -269,7 +269,8 @@ class CTranslate2Model:
         self._source = _tokens(tokenizer.source)
         self._target = _tokens(tokenizer.target)
         self._ids = {token: id for id, token in enumerate(self._target)}
-        self._ends = [tokenizer.source.eos_id] if isinstance(tokenizer, ForeignTokenizer) else []
+        self._adds_end = not isinstance(tokenizer, ForeignTokenizer)  # as `write_ctranslate2` has it
+        self._forced = tokenizer.target.pieces(tokenizer.target.forced)
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
 
@@ -283,6 +284,7 @@ class CTranslate2Model:
         """What greedy search finds."""
         found = self._translator.translate_batch(
             self._source_tokens(sources),
+            target_prefix=[self._forced] * len(sources),
             beam_size=1,
             max_decoding_length=most_pieces,
             min_decoding_length=0,
@@ -291,7 +293,7 @@ class CTranslate2Model:
         return [[self._ids[token] for token in result.hypotheses[0]] for result in found]
 
     def _source_tokens(self, sources: Ids) -> list[list[str]]:
-        return [[self._source[id] for id in (*row, *self._ends)] for row in sources]
+        return [[self._source[id] for id in (row[:-1] if self._adds_end else row)] for row in sources]
 
 
 class CTranslate2LanguageModel:

@@ -13,9 +13,11 @@ Ids = Sequence[Sequence[int]]
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """A model that writes, wherever it runs. Texts are pieces without start and end symbols.
+    """A model that writes, wherever it runs.
 
-    What a translation model translates is a source; a language model's source is the prompt that it continues.
+    A translation model's source is what it reads, with all that stands around it: the end symbol, a language's tag. A
+    language model's source is the prompt that it continues, without what begins it. Targets are pieces without start
+    and end symbols; a tag that every translation begins with is one of them.
     """
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from transduce.interop.exported import MAXIMUM_POSITIONS
 from transduce.interop.huggingface_families import family_for
 from transduce.interop.huggingface_family import Family
+from transduce.interop.import_families import names_of
 from transduce.interop.import_names import Family as StoredNames
-from transduce.interop.import_names import Names, family_of, find_names
+from transduce.interop.import_names import Names, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 
@@ -199,7 +200,7 @@ def _output_bias_place(names: StoredNames) -> Place:
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
     """The table of names; T5 has two, of which the gated one is told by a tensor."""
     gated = config.activation.endswith(("glu", "glu-tanh"))
-    return family_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
+    return names_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:

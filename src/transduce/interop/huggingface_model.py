@@ -120,7 +120,7 @@ class HuggingFaceModel(_Opened):
         return self._until_end(written[:, 1:])
 
     def _sources(self, sources: Ids) -> dict[str, Tensor]:
-        return self._rows([[*row, self.config.eos_id] for row in sources])
+        return self._rows(sources)
 
 
 class HuggingFaceLanguageModel(_Opened):

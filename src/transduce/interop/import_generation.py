@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from transduce.errors import TransduceError
+from transduce.interop.import_families import FAMILIES
 from transduce.search.forced import GenerateSettings
 from transduce.search.settings import SearchSettings
 
@@ -118,4 +119,4 @@ def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str
     for content in (generation, config):
         if isinstance(content.get("decoder_start_token_id"), int):
             return int(content["decoder_start_token_id"])
-    return ids[1] if model_type in ("bart", "mbart", "m2m_100") else ids[0]
+    return ids[1] if FAMILIES[model_type].begins_with_end else ids[0]

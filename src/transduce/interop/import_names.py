@@ -21,7 +21,7 @@ class Names(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The tensors of a `model_type`."""
+    """The tensors of a family."""
 
     names: tuple[Names, ...]
     shared: str
@@ -128,7 +128,7 @@ _ROBERTA_HEADS = (
     _each("masked_language_head.dense", "lm_head.dense"),
     _each("masked_language_head.norm", "lm_head.layer_norm"),
     _each("classifier", "classifier.out_proj"),
-    # A model that tells classes apart has its pooler in the classifier: see `family_of`.
+    # A model that tells classes apart has its pooler in the classifier: see `variant`.
 )
 
 _GPT2_NAMES = (
@@ -153,7 +153,7 @@ _LLAMA_NAMES = (
     _each("norm", "model.norm"),
 )
 
-_BART = Family(
+BART = Family(
     names=_bart_stack("source", "encoder") + _bart_stack("target", "decoder"),
     shared="model.shared.weight",
     source="model.encoder.embed_tokens.weight",
@@ -163,8 +163,8 @@ _BART = Family(
     prefix="model.",
 )
 # Tables of sinusoids, which are computed.
-_SINUSOIDAL = _BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
-_ROBERTA = Family(
+SINUSOIDAL = BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
+ROBERTA = Family(
     names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "roberta.pooler.dense")),
     shared="roberta.embeddings.word_embeddings.weight",
     output="lm_head.decoder.weight",
@@ -173,7 +173,7 @@ _ROBERTA = Family(
     ignored=r"roberta\.embeddings\.position_ids",
 )
 
-_T5 = Family(
+T5 = Family(
     names=_t5_stack("encoder", ("wi",)) + _t5_stack("decoder", ("wi",)),
     shared="shared.weight",
     source="encoder.embed_tokens.weight",
@@ -182,13 +182,13 @@ _T5 = Family(
     # Old files have a table that no version has used.
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
-_GATED_T5 = _T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
-_LABELLED_ROBERTA = _ROBERTA._replace(
+_GATED_T5 = T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
+_LABELLED_ROBERTA = ROBERTA._replace(
     names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "classifier.dense")),
     ignored=r"roberta\.embeddings\.position_ids|roberta\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
 )
 
-_LLAMA = Family(
+LLAMA = Family(
     names=_LLAMA_NAMES,
     shared="model.embed_tokens.weight",
     output="lm_head.weight",
@@ -196,46 +196,30 @@ _LLAMA = Family(
     ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
 
-_FAMILIES = {
-    "bart": _BART,
-    "mbart": _BART,
-    "marian": _SINUSOIDAL,
-    "pegasus": _SINUSOIDAL,
-    "m2m_100": _SINUSOIDAL,
-    "t5": _T5,
-    "mt5": _T5,
-    "bert": Family(
-        names=_bert_names("bert") + _BERT_HEADS,
-        shared="bert.embeddings.word_embeddings.weight",
-        output="cls.predictions.decoder.weight",
-        output_bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
-        prefix="bert.",
-        # Positions' numbers, and the head that tells whether a sentence follows another.
-        ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
-    ),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "gpt2": Family(
-        names=_GPT2_NAMES,
-        shared="transformer.wte.weight",
-        output="lm_head.weight",
-        prefix="transformer.",
-        # The mask of the future, as a tensor.
-        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
-    ),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-}
+BERT = Family(
+    names=_bert_names("bert") + _BERT_HEADS,
+    shared="bert.embeddings.word_embeddings.weight",
+    output="cls.predictions.decoder.weight",
+    output_bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    prefix="bert.",
+    # Positions' numbers, and the head that tells whether a sentence follows another.
+    ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
+)
+GPT2 = Family(
+    names=_GPT2_NAMES,
+    shared="transformer.wte.weight",
+    output="lm_head.weight",
+    prefix="transformer.",
+    # The mask of the future, as a tensor.
+    ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+)
 
 
-def family_of(model_type: str, present: Collection[str]) -> Family:
-    """The tables of a `model_type`, in the variant that these tensors are of."""
-    if _FAMILIES[model_type] is _T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
+def variant(family: Family, present: Collection[str]) -> Family:
+    """The tables of a family, in the variant that these tensors are of."""
+    if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
-    family = _FAMILIES[model_type]
-    if family is _ROBERTA and "classifier.dense.weight" in present:
+    if family is ROBERTA and "classifier.dense.weight" in present:
         return _LABELLED_ROBERTA
     return family
 

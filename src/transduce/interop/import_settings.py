@@ -1,6 +1,9 @@
-"""What a Hugging Face `config.json` says, in our settings: one function a family."""
+"""What a Hugging Face `config.json` says, in our settings: one function a family.
 
-from collections.abc import Callable, Mapping
+Which family is whose, `import_families.py` says.
+"""
+
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from transduce.errors import TransduceError
@@ -123,12 +126,14 @@ def _bart_like(config: ConfigReader) -> Settings:
     }
 
 
-def _bart(config: ConfigReader) -> Settings:
+def bart(config: ConfigReader) -> Settings:
+    """BART: post-norm, learned positions."""
     config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
     return _bart_like(config) | _learned(config) | {"norm_order": "post"}
 
 
-def _mbart(config: ConfigReader) -> Settings:
+def mbart(config: ConfigReader) -> Settings:
+    """mBART: BART with pre-norm."""
     config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
     return _bart_like(config) | _learned(config) | {"norm_order": "pre"}
 
@@ -142,22 +147,26 @@ def _learned(config: ConfigReader) -> Settings:
     }
 
 
-def _marian(config: ConfigReader) -> Settings:
+def marian(config: ConfigReader) -> Settings:
+    """Marian: post-norm, sinusoids."""
     config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config) | {"norm_order": "post"}
 
 
-def _pegasus(config: ConfigReader) -> Settings:
+def pegasus(config: ConfigReader) -> Settings:
+    """Pegasus: pre-norm, sinusoids."""
     config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config)
 
 
-def _m2m100(config: ConfigReader) -> Settings:
+def m2m100(config: ConfigReader) -> Settings:
+    """M2M100 and NLLB: pre-norm, sinusoids to the end."""
     settings = _bart_like(config)
     return settings | {"sinusoids_to_end": True, "position_offset": settings["pad_id"] + 1}
 
 
-def _t5(config: ConfigReader) -> Settings:
+def t5(config: ConfigReader) -> Settings:
+    """T5, plain or gated."""
     d_model, vocabulary = config.size("d_model"), config.whole("vocab_size")
     layers = config.whole("num_layers")
     form = config.content.get("feed_forward_proj", "relu")
@@ -198,14 +207,16 @@ def _t5(config: ConfigReader) -> Settings:
     }
 
 
-def _mt5(config: ConfigReader) -> Settings:
-    return _t5(config) | {"output_scale": 1.0}
+def mt5(config: ConfigReader) -> Settings:
+    """mT5: T5 without a scale of its output."""
+    return t5(config) | {"output_scale": 1.0}
 
 
 # --- an encoder alone -------------------------------------------------------------------------------------------
 
 
-def _bert(config: ConfigReader) -> Settings:
+def bert(config: ConfigReader) -> Settings:
+    """BERT."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
     vocabulary, pad_id = config.whole("vocab_size"), config.whole("pad_token_id", 0)
     return {
@@ -230,8 +241,9 @@ def _bert(config: ConfigReader) -> Settings:
     }
 
 
-def _roberta(config: ConfigReader) -> Settings:
-    settings = _bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
+def roberta(config: ConfigReader) -> Settings:
+    """RoBERTa and its kin: BERT with positions after the padding's."""
+    settings = bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
     # Its table has rows for the positions before the first one too.
     offset = settings["pad_id"] + 1
     eos_id = config.whole("eos_token_id", 2)
@@ -246,7 +258,8 @@ def _roberta(config: ConfigReader) -> Settings:
 # --- a decoder alone --------------------------------------------------------------------------------------------
 
 
-def _gpt2(config: ConfigReader) -> Settings:
+def gpt2(config: ConfigReader) -> Settings:
+    """GPT-2."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     vocabulary, d_model = config.whole("vocab_size"), config.whole("n_embd")
     return _ends(config) | {
@@ -267,7 +280,8 @@ def _gpt2(config: ConfigReader) -> Settings:
     }
 
 
-def _llama(config: ConfigReader) -> Settings:
+def llama(config: ConfigReader) -> Settings:
+    """Llama."""
     vocabulary, d_model, heads = (
         config.whole("vocab_size"),
         config.whole("hidden_size"),
@@ -303,15 +317,16 @@ def _llama(config: ConfigReader) -> Settings:
     )
 
 
-def _mistral(config: ConfigReader) -> Settings:
+def mistral(config: ConfigReader) -> Settings:
+    """Mistral without a sliding window: Llama."""
     config.must_be({"sliding_window": None})
-    return _llama(config)
+    return llama(config)
 
 
-def _qwen2(config: ConfigReader) -> Settings:
+def qwen2(config: ConfigReader) -> Settings:
     """Llama with biases on queries, keys and values alone."""
     config.must_be({"use_sliding_window": False})
-    return _llama(config) | {"projection_bias": True}
+    return llama(config) | {"projection_bias": True}
 
 
 def _rotation(config: ConfigReader) -> Settings:
@@ -336,33 +351,17 @@ def _rotation(config: ConfigReader) -> Settings:
 
 
 def _ends(config: ConfigReader) -> Settings:
-    """A decoder alone often has no padding of its own: the end symbol then fills short rows."""
-    eos_id = config.optional_id("eos_token_id")
+    """A decoder alone often has no padding of its own: the end symbol then fills short rows.
+
+    Nothing is said where the configuration names neither end nor start: its tokenizer may.
+    """
+    pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
     if eos_id is None:
-        eos_id = config.whole("bos_token_id")
-    pad_id, start_id = config.optional_id("pad_token_id"), config.optional_id("bos_token_id")
+        eos_id = start_id
+    if eos_id is None:
+        return {}
     return {
         "eos_id": eos_id,
         "pad_id": eos_id if pad_id is None or pad_id < 0 else pad_id,
         "start_id": eos_id if start_id is None else start_id,
     }
-
-
-SETTINGS: dict[str, Callable[[ConfigReader], Settings]] = {
-    "bart": _bart,
-    "mbart": _mbart,
-    "marian": _marian,
-    "pegasus": _pegasus,
-    "m2m_100": _m2m100,
-    "t5": _t5,
-    "mt5": _mt5,
-    "bert": _bert,
-    "roberta": _roberta,
-    "xlm-roberta": _roberta,
-    "camembert": _roberta,
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-}
-"""From `model_type` to the settings of a model."""

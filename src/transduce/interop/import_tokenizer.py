@@ -2,70 +2,29 @@
 
 import re
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, read_tokenizer_json
+from transduce.interop.import_families import FAMILIES, ImportFamily
+from transduce.interop.import_sentencepiece_ids import LANGUAGE_TAG, sentencepiece_ids
+from transduce.interop.import_tokenizer_files import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
+from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, added_token, read_tokenizer_json
 from transduce.text.byte_level import ByteLevelPairs
 from transduce.text.foreign import ForeignRecord, Languages, VocabularyRecord
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.model_proto import read_pieces
+from transduce.text.symbols import Symbol
+from transduce.text.vocabulary import MARKS
 from transduce.text.word_pieces import WordPieces
 
-_SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
-_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
-_SPACED = ("llama", "mistral")  # their sentencepiece models cut otherwise than sentencepiece
-_ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
-_FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-_PEGASUS_OFFSET = 103
-_MOST_ADDED = 100_000
-# In the order of their tags, which M2M100's files need not list.
-_M2M100_LANGUAGES = (  # noqa: SIM905
-    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
-    "hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns "
-    "oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh "
-    "zu"
-).split()
-# How tags of languages are written: NLLB's, mBART's, M2M100's.
-_TAG = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}|__(?P<name>\w+)__")
+_USUAL_ENDS = ("<|endoftext|>", "</s>")
+# Tokenizers of these families that have no files to be read.
+_UNKNOWN_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
+# Pieces that are recognised in a text wherever a vocabulary has them.
+_NAMED = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
-
-
-class TokenizerFiles:
-    """The files of a folder that belong to its tokenizer."""
-
-    def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
-        """`read` gives a file's content, or None where there is none; `place` names the folder in messages."""
-        self.read = read
-        self.place = place
-
-    def json(self, name: str) -> dict[str, Any]:
-        """An object; an empty one where there is no such file.
-
-        Raises:
-            TransduceError: the file holds something else.
-        """
-        content = self.read(name)
-        if content is None:
-            return {}
-        try:
-            return msgspec.json.decode(content, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
-
-    def needed(self, name: str) -> bytes:
-        """A file that must be there."""
-        content = self.read(name)
-        if content is None:
-            raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
-        return content
-
-    def sentencepiece(self) -> bytes | None:
-        """The sentencepiece model, whatever its name."""
-        return next(filter(None, map(self.read, _SENTENCEPIECE_NAMES)), None)
 
 
 class ModelIds(msgspec.Struct, frozen=True):
@@ -76,6 +35,13 @@ class ModelIds(msgspec.Struct, frozen=True):
     """Ids of the source and the target."""
     pad_id: int | None
     eos_id: int | None
+    other_ends: tuple[int, ...] = ()
+    """What ends a text beside the end symbol."""
+
+    @property
+    def family(self) -> ImportFamily:
+        """What is known of its `model_type`."""
+        return FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
@@ -101,6 +67,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     plain = _control_tokens(files, special, parts.ids)
     symbols = [token for token in parts.added if token.id not in tags and token.text not in plain]
+    is_decoder = model.family.kind == "decoder"
+    # An encoder–decoder may have learnt to write such pieces (T5's sentinels).
+    unspoken = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
     record = VocabularyRecord(
         cutting=parts.cutting,
@@ -109,20 +78,31 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         pad_id=special["pad_id"],
         eos_id=special["eos_id"],
         unk_id=special["unk_id"],
-        symbols=tuple(token.text for token in symbols if not token.joins_spaces),
-        joined_symbols=tuple(token.text for token in symbols if token.joins_spaces),
-        silent=tuple(sorted({*tags, *before, *(parts.ids[text] for text in plain if text in parts.ids)})),
+        symbols=tuple(token.text if token.symbol == Symbol(token.text) else token.symbol for token in symbols),
+        silent=tuple(sorted({*tags, *before, *unspoken, *(parts.ids[text] for text in plain if text in parts.ids)})),
         before=before,
         after=(special["eos_id"],),
+        other_ends=model.other_ends,
+        keeps_line_feeds=is_decoder,
+        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else MARKS,
     )
     return ForeignRecord(source=record, languages=languages)
 
 
+def _marks(files: TokenizerFiles, parts: TokenizerJson, eos_id: int) -> tuple[str, str, str]:
+    """How an encoder's marks are spelt: those that its tokenizer puts around a text, and the one of a hidden piece."""
+    pieces = {id: text for text, id in parts.ids.items()}
+    begin = pieces[parts.before[0]] if parts.before else MARKS[0]
+    mask = _token_id(files, parts.ids, "mask_token")
+    usual = "<mask>" if "<mask>" in parts.ids else MARKS[2]
+    return begin, pieces.get(eos_id, MARKS[1]), usual if mask is None else pieces[mask]
+
+
 def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     """Two sentencepiece models, and one table of ids, or one a side."""
-    tables = [_table(files, "vocab.json")] * 2
+    tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
-        tables[1] = _table(files, "target_vocab.json")
+        tables[1] = files.table("target_vocab.json")
     sides = []
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
@@ -154,90 +134,49 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
         parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
         # sentencepiece's own file says the same, and is faster.
         by_merges = not isinstance(parts.cutting, ByteLevelPairs | WordPieces | SentencePieces)
-        if model is None or not by_merges or model_type in _SPACED:
+        if model is None or not by_merges or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieces(model))
     if model is not None:
-        ids = _sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
+        ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieces(model), ids)
-        starts = model_type == "xlm-roberta" or (
-            model_type in _SPACED and files.json("tokenizer_config.json").get("add_bos_token", True)
-        )
+        starts = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if starts and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _bert_files(files)
     if files.read("merges.txt") is not None:
-        return _byte_level_files(files, starts=model_type in ("bart", "roberta"))
+        return _byte_level_files(files, starts=FAMILIES[model_type].begins_text)
+    kind = files.json("tokenizer_config.json").get("tokenizer_class")
+    if kind in _UNKNOWN_CLASSES:
+        raise TransduceError(
+            f"{files.place} has the tokenizer {kind}, which {_UNKNOWN_CLASSES[kind]} and cannot be imported."
+        )
     raise TransduceError(
         f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
-        f"{', '.join(_SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
+        f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
     )
-
-
-def _sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """The ids that a family gives to the pieces of its sentencepiece model."""
-    settings = files.json("tokenizer_config.json")
-    if model_type == "m2m_100" and files.read("vocab.json") is not None:
-        return _m2m100_ids(files)
-    if model_type in ("mbart", "m2m_100", "xlm-roberta"):
-        ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
-        tags = [text for text in _extra_tokens(files) if _TAG.fullmatch(text)]
-        ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
-        return ids | {"<mask>": len(pieces) + 1 + len(tags)}
-    if model_type in ("t5", "mt5"):
-        extra = _count(settings, "extra_ids", 100)
-        last = len(pieces) + extra - 1
-        own = {f"<extra_id_{number}>": last - number for number in range(extra)}
-        return {piece: id for id, piece in enumerate(pieces)} | own
-    if model_type == "pegasus":
-        offset = _count(settings, "offset", _PEGASUS_OFFSET)
-        named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
-        ids = {piece: id + offset for id, piece in enumerate(pieces)}
-        return ids | {name: id for id, name in enumerate(named[: offset + 2])}
-    if model_type in _SPACED:
-        return {piece: id for id, piece in enumerate(pieces)}
-    raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
-
-
-def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
-    """How many pieces a family puts beside the learned ones."""
-    said = settings.get(name, usual)
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_ADDED:
-        raise ValueError(f"`{name}` must be a whole number from 0 to {_MOST_ADDED:,}, but is {said!r}")
-    return said
-
-
-def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Those of its table, and behind them the tags of its languages."""
-    ids = _table(files, "vocab.json")
-    if any(_TAG.fullmatch(text) for text in (*_extra_tokens(files), *files.json("added_tokens.json"))):
-        return ids
-    return ids | {f"__{code}__": len(ids) + number for number, code in enumerate(_M2M100_LANGUAGES)}
 
 
 def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerJson:
     """With the pieces that other files put beside the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
+    described = {}
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
+        described[token["content"]] = added_token(int(id), token)
         extra[token["content"]] = int(id)
-    for text in _extra_tokens(files):
-        if text not in ids and text not in extra and _TAG.fullmatch(text):
+    for text in files.extra_tokens():
+        if text not in ids and text not in extra and LANGUAGE_TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
-    named = (text for text in ids if _TAG.fullmatch(text) or re.fullmatch(r"<extra_id_\d+>", text))
-    listed = {*extra, *_extra_tokens(files), *named}
-    added = tuple(AddedToken(text, ids[text], text == "<mask>") for text in sorted(listed) if text in ids)
-    return TokenizerJson(cutting, ids, added, ())
-
-
-def _extra_tokens(files: TokenizerFiles) -> list[str]:
-    """Special pieces in the order in which their makers listed them."""
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        content = files.json(name)
-        listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
-        if isinstance(listed, list):
-            return [text for text in map(_text_of, listed) if text is not None]
-    return []
+    named = (text for text in ids if LANGUAGE_TAG.fullmatch(text) or _NAMED.fullmatch(text))
+    listed = {*extra, *files.extra_tokens(), *named}
+    special = set(files.extra_tokens())
+    usual = (
+        AddedToken(Symbol(text, spaces_before=text == "<mask>"), ids[text], text in special)
+        for text in sorted(listed)
+        if text in ids
+    )
+    return TokenizerJson(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
 
 
 def _bert_files(files: TokenizerFiles) -> TokenizerJson:
@@ -247,32 +186,23 @@ def _bert_files(files: TokenizerFiles) -> TokenizerJson:
     lowercase = bool(settings.get("do_lower_case", True))
     strip = settings.get("strip_accents")
     cutting = WordPieces(
-        unknown=_text_of(settings.get("unk_token")) or "[UNK]",
+        unknown=text_of(settings.get("unk_token")) or "[UNK]",
         lowercase=lowercase,
         strip_accents=lowercase if strip is None else bool(strip),
         chinese=bool(settings.get("tokenize_chinese_chars", True)),
     )
     parts = _with_added(files, cutting, ids)
-    masks = tuple(AddedToken(text, ids[text], joins_spaces=False) for text in ("[MASK]",) if text in ids)
-    return parts._replace(added=parts.added + masks, before=(ids["[CLS]"],) if "[CLS]" in ids else ())
+    return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
 
 
 def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
-    ids = _table(files, "vocab.json")
+    ids = files.table("vocab.json")
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
-    masks = tuple(AddedToken(text, ids[text], joins_spaces=True) for text in ("<mask>",) if text in ids)
-    return parts._replace(added=parts.added + masks, before=(ids["<s>"],) if starts and "<s>" in ids else ())
-
-
-def _table(files: TokenizerFiles, name: str) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(files.needed(name), type=dict[str, int])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TransduceError(f"{files.place}/{name} is not a table of pieces and their ids: {error}.") from error
+    return parts._replace(before=(ids["<s>"],) if starts and "<s>" in ids else ())
 
 
 # --- ids with a meaning of their own ----------------------------------------------------------------------------
@@ -280,15 +210,17 @@ def _table(files: TokenizerFiles, name: str) -> dict[str, int]:
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerJson, model: ModelIds) -> dict[str, int]:
     """Padding, end and unknown; a model's own word goes before the tokenizer's."""
-    end = "sep_token" if model.model_type in _ENCODERS else "eos_token"
+    end = "sep_token" if model.family.kind == "encoder" else "eos_token"
     found = {
         "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),
         "pad_id": model.pad_id if model.pad_id is not None else _token_id(files, parts.ids, "pad_token"),
         "unk_id": _token_id(files, parts.ids, "unk_token"),
     }
-    if model.model_type == "bert" and found["eos_id"] is None:
-        found["eos_id"] = parts.ids.get("[SEP]")
-    if model.model_type in _DECODERS:
+    if model.family.end_is_separator and found["eos_id"] is None:
+        found["eos_id"] = parts.ids.get(MARKS[1])
+    if model.family.kind == "decoder":
+        if found["eos_id"] is None:
+            found["eos_id"] = next((parts.ids[text] for text in _USUAL_ENDS if text in parts.ids), None)
         found["pad_id"] = found["eos_id"] if found["pad_id"] is None else found["pad_id"]
     if found["unk_id"] is None:
         # Byte-level tokenizers know everything.
@@ -302,23 +234,17 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerJson, model: ModelIds) -
 
 def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        text = _text_of(files.json(file).get(name))
+        text = text_of(files.json(file).get(name))
         if text is not None and text in ids:
             return ids[text]
     return None
-
-
-def _text_of(token: Any) -> str | None:
-    """A token is a string, or an object with it."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
     """Pieces that a text never means: start, end, padding, unknown."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     said = {
-        _text_of(files.json(file).get(name))
+        text_of(files.json(file).get(name))
         for file in ("special_tokens_map.json", "tokenizer_config.json")
         for name in names
     }
@@ -329,13 +255,17 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 
 def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerJson) -> Languages | None:
     """Tags of languages and where they stand, for the families that have them."""
-    if model_type not in ("mbart", "m2m_100"):
+    if not FAMILIES[model_type].tagged:
         return None
     tags: dict[str, int] = {}
-    for text in [token.text for token in parts.added] + _extra_tokens(files):
-        match = _TAG.fullmatch(text)
+    for text in [token.text for token in parts.added] + files.extra_tokens():
+        match = LANGUAGE_TAG.fullmatch(text)
         if match is not None and text in parts.ids:
             tags[match["name"] or text] = parts.ids[text]
-    if model_type == "m2m_100" or "50" in str(files.json("tokenizer_config.json").get("tokenizer_class")):
-        return Languages(tags=tags, source_tag="before", target_tag="first")
+    said = files.json("tokenizer_config.json")
+    if model_type == "m2m_100" or "50" in str(said.get("tokenizer_class")):
+        # The first NLLBs had the source's tag after its end.
+        return Languages(
+            tags=tags, source_tag="after" if said.get("legacy_behaviour") else "before", target_tag="first"
+        )
     return Languages(tags=tags, source_tag="after", target_tag="start")

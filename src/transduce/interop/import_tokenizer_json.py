@@ -10,6 +10,7 @@ from transduce.text.byte_level import PATTERNS, ByteLevelPairs, PatternName
 from transduce.text.foreign_sentencepiece import SentencePieces, unigram_model
 from transduce.text.model_proto import Piece, PieceType
 from transduce.text.spaced_pairs import SpacedPairs
+from transduce.text.symbols import Symbol
 from transduce.text.word_pieces import WordPieces
 
 Cutting = SentencePieces | SpacedPairs | ByteLevelPairs | WordPieces
@@ -18,10 +19,27 @@ Cutting = SentencePieces | SpacedPairs | ByteLevelPairs | WordPieces
 class AddedToken(NamedTuple):
     """A piece that was put beside the learned ones."""
 
-    text: str
+    symbol: Symbol
     id: int
-    joins_spaces: bool
-    """Spaces before it in a text belong to it."""
+    special: bool = False
+    """It is no text: what a model says by it is not shown."""
+
+    @property
+    def text(self) -> str:
+        """How it is spelt."""
+        return self.symbol.text
+
+
+def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
+    """What a file says of one: `content`, and flags."""
+    symbol = Symbol(
+        str(token["content"]),
+        spaces_before=bool(token.get("lstrip")),
+        spaces_after=bool(token.get("rstrip")),
+        whole_word=bool(token.get("single_word")),
+        normalized=bool(token.get("normalized")),
+    )
+    return AddedToken(symbol, id, bool(token.get("special")))
 
 
 class TokenizerJson(NamedTuple):
@@ -49,9 +67,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerJson
 
 
 def _read(content: Mapping[str, Any], place: str) -> TokenizerJson:
-    added = tuple(
-        AddedToken(token["content"], int(token["id"]), bool(token.get("lstrip"))) for token in content["added_tokens"]
-    )
+    added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
     model = content["model"]
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     normalizers, cutters = list(_steps(content["normalizer"])), list(_steps(content["pre_tokenizer"]))
@@ -185,7 +201,7 @@ def _pair(merge: Any) -> tuple[str, str]:
 def _byte_level(model: Mapping[str, Any], merges: tuple[tuple[str, str], ...], steps: _Steps) -> ByteLevelPairs:
     steps.check(normalizers={"NFC"}, cutters={"ByteLevel", "Split"})
     split, byte_level = steps.cutter("Split"), steps.cutter("ByteLevel")
-    pattern: PatternName = "gpt2"
+    pattern: PatternName = "gpt2" if (byte_level or {}).get("use_regex", True) else "none"
     if split is not None:
         expression = split["pattern"].get("Regex")
         if expression not in PATTERNS or (byte_level or {}).get("use_regex", True):

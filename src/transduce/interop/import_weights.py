@@ -13,13 +13,12 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.interop.bounds import check_sizes
-from transduce.interop.import_names import Family, family_of, find_names
-from transduce.interop.import_settings import SETTINGS, ConfigReader
+from transduce.interop.import_families import FAMILIES, check_config, names_of
+from transduce.interop.import_names import Family, find_names
+from transduce.interop.import_settings import ConfigReader
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
-
-_ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 
 
 class StoredTensors:
@@ -63,22 +62,14 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
         TransduceError: the bricks here cannot compute it, or tensors are missing, unexpected or of another shape.
     """
     place = f"{stored.place}/config.json"
-    if "auto_map" in content:
-        raise TransduceError(
-            f"{place} asks for code of its own to be run (`auto_map`), which is never done: only models that need none "
-            "can be imported."
-        )
-    model_type = content.get("model_type")
-    if model_type not in SETTINGS:
-        raise TransduceError(
-            f"{place}: `model_type` must be one of {', '.join(SETTINGS)} to be imported, but is {model_type!r}."
-        )
+    known, model_type = check_config(content, place), content["model_type"]
     reader = ConfigReader(content, place)
-    settings = SETTINGS[model_type](reader) | special_ids
-    stored = stored.with_prefix(family_of(model_type, stored.names).prefix)
-    family = family_of(model_type, stored.names)
-    tables = _tables(family, stored, settings, needs_output=_has_own_output(model_type, reader))
-    settings |= _ties(tables, settings["pad_id"]) | _heads(model_type, stored)
+    settings = known.settings(reader) | special_ids
+    stored = stored.with_prefix(known.names.prefix)
+    family = names_of(model_type, stored.names)
+    needs_output = known.stores_output and not reader.flag("tie_word_embeddings", default=False)
+    tables = _tables(family, stored, settings, needs_output=needs_output)
+    settings |= _ties(tables, settings["pad_id"]) | encoder_heads(model_type, stored)
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, place)
     weights = _collect(family, stored, config)
@@ -100,11 +91,6 @@ class _Tables(NamedTuple):
     source: Tensor
     target: Tensor
     output: Tensor
-
-
-def _has_own_output(model_type: str, reader: ConfigReader) -> bool:
-    """Whether the folder must hold an output projection beside the embeddings."""
-    return model_type in ("llama", "mistral", "qwen2") and not reader.flag("tie_word_embeddings", default=False)
 
 
 def _tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool) -> _Tables:
@@ -142,9 +128,9 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.equal(first, second)
 
 
-def _heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
-    """Which heads of an encoder are there."""
-    if model_type not in _ENCODERS:
+def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
+    """Which heads of an encoder are there, as settings of ours; nothing of models of other kinds."""
+    if FAMILIES[model_type].kind != "encoder":
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
     masked = {"cls.predictions.transform.dense.weight", "lm_head.dense.weight"}

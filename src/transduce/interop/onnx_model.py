@@ -3,7 +3,7 @@
 Legend: B rows, S source length, T pieces of a call, L pieces of a row so far, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,15 @@ def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
 class OnnxModel:
     """Implements `ExportedModel` for an encoder and a decoder, with attention or recurrent."""
 
-    def __init__(self, folder: Path, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, forced: Sequence[int] = ()) -> None:
+        """`forced` is what every translation begins with."""
         self._encoder = _Graph(folder / ENCODER, threads)
         self._decoder = _Graph(folder / DECODER, threads)
+        self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
         """What the decoder needs of these sentences."""
-        source_ids = self._encoder.padded([[*row, self._encoder.eos_id] for row in sources])
-        return self._encoder.run({"source_ids": source_ids})
+        return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def nothing_known(self, sentences: int) -> Arrays:
         """A cache of length 0; a recurrent model's first state is the encoder's."""
@@ -105,8 +106,8 @@ class OnnxModel:
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
         """What greedy search finds, a piece a call."""
         decoder, memory, known = self._decoder, self.encode(sources), self.nothing_known(len(sources))
-        newest = np.full((len(sources), 1), decoder.start_id, dtype=np.int64)
-        pieces = np.zeros((len(sources), 0), dtype=np.int64)
+        newest = np.array([[decoder.start_id, *self._forced]] * len(sources), dtype=np.int64)
+        pieces = newest[:, 1:]
         while pieces.shape[1] < most_pieces and not (pieces == decoder.eos_id).any(axis=1).all():
             logits, known = self.decode(newest, memory, known)
             newest = decoder.best(logits[:, -1], decoder.start_id)

@@ -48,12 +48,13 @@ _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
 
     vocabulary = ForeignTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
-    start = vocabulary.before or (vocabulary.eos_id,)
+    start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
     prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
+    ends = vocabulary.pieces(vocabulary.ends)
     results = generator.generate_batch(
-        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, suppress_sequences=[["{pad}"], ["{unk}"]]
+        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, end_token=ends
     )
-    print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0])))
+    print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0]), line_feeds=True))
 """
 _ONNX = """\
 `encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
@@ -70,18 +71,18 @@ vocabulary) of the piece after it, and the new state: what it calls `hidden.0` t
 Ids of padding, end and start stand in the graphs' metadata; padding is never to be chosen. {cutting}
 """
 _ONNX_LANGUAGE_MODEL = """\
-`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with the end of a line
-(`eos_id`). `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
+`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with
+{start}. `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
 prompt of a batch is filled up. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are
 what the last call gave as `key.N` and `value.N`. `logits` (batch, length, vocabulary) are of the piece after each. Ids
 of padding, end and start stand in the graph's metadata; padding is never to be chosen. {cutting}
 """
 _ONNX_ENCODER = """\
-`model.onnx` takes `ids` (batch, length), pieces between [CLS] and [SEP], filled up with padding at the right, and
-`token_types` of the same shape where the model has segments (0 for a text alone). It gives `states` (batch, length,
-width) and, where the model has heads for them, `logits` (batch, length, vocabulary) of the piece at each place, the
-`pooled` first state, and logits of `classes` in the order of `task.json`. Ids of padding stand in the graph's metadata.
-{cutting}
+`model.onnx` takes `ids` (batch, length),
+pieces between {begin} and {separator}, filled up with padding at the right, and `token_types` of the same shape where
+the model has segments (0 for a text alone). It gives `states` (batch, length, width) and, where the model has heads for
+them, `logits` (batch, length, vocabulary) of the piece at each place, the `pooled` first state, and logits of `classes`
+in the order of `task.json`. Ids of padding stand in the graph's metadata. {cutting}
 """
 _USES: dict[tuple[str, Kind], str] = {
     ("ctranslate2", "transformer"): _CTRANSLATE2,
@@ -102,7 +103,11 @@ _FOREIGN_CUTTING = """\
 The tokenizer is
 `foreign_tokenizer.json`: `transduce.text.foreign.ForeignTokenizer.load(".")` opens it, and of its two sides
 `source.closed(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
-ids. A translation begins with the ids in `target.forced`, where there are any."""
+ids. {beginning}"""
+_FORCED = """\
+Every translation begins with
+{forced}: the decoder is given the ids in `target.forced` after the start symbol, and goes on from there."""
+_LINE_END = "the end of a line (`eos_id`)"
 _PROGRAMS = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
@@ -128,9 +133,14 @@ def readme(
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
-    cutting = _FOREIGN_CUTTING if is_foreign else _CUTTING.format(source=source, target=target)
+    words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
+    words["start"] = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
+    words["begin"], words["separator"], _ = vocabulary.mark_pieces
+    forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
+    words["beginning"] = _FORCED.format(forced=forced) if forced else ""
+    cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)
     uses = _USES | _FOREIGN_USES if is_foreign else _USES
-    use = uses[export_format, kind].format(source=source, target=target, pad=pad, end=end, unk=unk, cutting=cutting)
+    use = uses[export_format, kind].format(**words, cutting=cutting)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"

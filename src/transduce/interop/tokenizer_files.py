@@ -11,7 +11,7 @@ from transduce.interop.exported import MAXIMUM_POSITIONS
 from transduce.interop.huggingface_families import family_for
 from transduce.model.config import ModelConfig
 from transduce.text.foreign import ForeignTokenizer
-from transduce.text.marks import CLS, MARKS, MASK, SEP
+from transduce.text.marks import CLS, MARKS, MASK, SEP, find_marks
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ def tokenizer_files(
     if not tokenizer.joint:
         return _marian_files(tokenizer, languages) if has_tokenizer(tokenizer, config) else {}
     if config.kind == "encoder":
-        return _encoder_files(tokenizer.source, config) if has_marks(tokenizer.source) else {}
+        return _encoder_files(tokenizer.source, config) if find_marks(tokenizer.source) is not None else {}
     card = _card(tokenizer.source, config, ("input_ids", "attention_mask"))
     if config.kind != "decoder":
         return {"tokenizer_config.json": card}
@@ -64,11 +64,6 @@ def _card(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) ->
 
 
 # --- an encoder alone -------------------------------------------------------------------------------------------
-
-
-def has_marks(vocabulary: Vocabulary) -> bool:
-    """Whether texts can be framed by [CLS] and [SEP]."""
-    return all(vocabulary.piece(vocabulary.id(mark)) == mark for mark in MARKS)
 
 
 def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any]:

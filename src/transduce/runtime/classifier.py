@@ -104,7 +104,7 @@ class Classifier:
 def load_classifier(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Classifier:
-    """Opens the folder of a model that was trained with `--task classification`.
+    """Opens the folder of a classifier: trained with `--task classification`, or BERT's or RoBERTa's.
 
     Args:
         folder: of the model.

@@ -9,11 +9,10 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.interop.exported import ExportedModel, Ids
 from transduce.interop.onnx import longest_sequence
-from transduce.interop.tokenizer_files import has_marks
 from transduce.runtime.original import Original
 from transduce.runtime.translator import Translator
 from transduce.text.foreign import ForeignTokenizer
-from transduce.text.marks import MARKS, MASK, encode_with_masks, marks_of
+from transduce.text.marks import Marks, encode_with_masks, find_marks, ordinary_pieces
 from transduce.text.vocabulary import Vocabulary
 
 # The dev set that lies in the folder of a training run, and the text itself, of which the end may be the dev set.
@@ -34,7 +33,7 @@ class Trial(NamedTuple):
     origin: str
     """Where they come from."""
     rows: Ids
-    """Sources or prompts without start and end symbols; what an encoder reads, with its marks."""
+    """Sources with all that stands around them, prompts without what begins them; what an encoder reads, with marks."""
     token_types: Ids
     """The segment of each piece, for an encoder."""
     pieces: Sequence[int]
@@ -56,9 +55,9 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
     pieces = [id for id in range(config.target_vocabulary_size) if id not in special]
     if config.kind == "encoder":
         # A text with a mask, to see how its tokenizer cuts that.
-        marked = has_marks(vocabulary)
-        texts = [*texts, f"{texts[0]} {MASK}."] if marked else texts
-        rows = [_encoder_row(vocabulary, text, original.longest, marked=marked) for text in texts]
+        marks = find_marks(vocabulary)
+        texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.mark_pieces[2]}."]
+        rows = [_encoder_row(vocabulary, text, original.longest, marks) for text in texts]
         types = [[int(config.token_types > 1 and place > len(row) // 2) for place in range(len(row))] for row in rows]
         return Trial(texts, origin, rows, types, pieces, 0)
     encoded = vocabulary.encode_batch(texts)
@@ -67,9 +66,9 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_MORE_PIECES, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], pieces, most)
-    longest = original.longest - 1
-    rows = [ids[:longest] for ids in encoded]
-    return Trial(texts, origin, rows, [], pieces, min(longest, max(map(len, rows)) + _MORE_PIECES))
+    rows = _closed(vocabulary, encoded, original.longest)
+    most = min(original.longest - 1, max(map(len, rows)) + _MORE_PIECES)
+    return Trial(texts, origin, rows, [], pieces, most)
 
 
 def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
@@ -79,19 +78,24 @@ def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
         encoded = vocabulary.encode_batch(texts)
         # A prompt goes on, so nothing stands after it.
         return [[*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.closed(ids) for ids in encoded]
-    if config.kind == "encoder" and has_marks(vocabulary):
-        marks = marks_of(vocabulary)
+    marks = find_marks(vocabulary)
+    if config.kind == "encoder" and marks is not None:
         return [[marks.cls, *encode_with_masks(vocabulary, text), marks.sep] for text in texts]
     if config.kind == "decoder":
         return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
     return [vocabulary.closed(ids) for ids in vocabulary.encode_batch(texts)]
 
 
-def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, *, marked: bool) -> list[int]:
+def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+    """Sources with all that stands around them, `longest` pieces at most: of a longer one the end is left out."""
+    room = longest - len(vocabulary.before) - len(vocabulary.after)
+    return [vocabulary.closed(row[:room]) for row in rows]
+
+
+def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Marks | None) -> list[int]:
     """A text between its marks, some pieces hidden."""
-    if not marked:
+    if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
-    marks = marks_of(vocabulary)
     ids = [
         marks.mask if place % _MASKED_EVERY == _MASKED_EVERY - 1 else id
         for place, id in enumerate(encode_with_masks(vocabulary, text))
@@ -101,13 +105,14 @@ def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, *, marked: boo
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
     """Greedy translations, of blank lines blank ones."""
-    longest = longest_sequence(translator.model.config) - 1
-    sources = [ids[:longest] for ids in translator.tokenizer.source.encode_batch(sentences)]
-    by_length = sorted((number for number, ids in enumerate(sources) if ids), key=lambda number: len(sources[number]))
+    longest = longest_sequence(translator.model.config)
+    encoded = translator.tokenizer.source.encode_batch(sentences)
+    sources = _closed(translator.tokenizer.source, encoded, longest)
+    by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
         numbers = by_length[first : first + _TEXTS_AT_ONCE]
-        most_pieces = min(longest, len(sources[numbers[-1]]) + _MORE_PIECES)
+        most_pieces = min(longest - 1, len(sources[numbers[-1]]) + _MORE_PIECES)
         found = model.translate([sources[number] for number in numbers], most_pieces)
         for number, ids in zip(numbers, found, strict=True):
             texts[number] = translator.tokenizer.target.decode(ids)
@@ -151,7 +156,6 @@ def _stored_texts(original: Original, name: str) -> list[str]:
 
 def _random_texts(vocabulary: Vocabulary) -> list[str]:
     draw = random.Random(1)
-    special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *map(vocabulary.id, MARKS)}
-    ids = [id for id in range(vocabulary.size) if id not in special]
+    ids = ordinary_pieces(vocabulary)
     drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_TEXTS))
     return _real(list(drawn)) or ["a"]

@@ -31,12 +31,12 @@ from transduce.runtime.folder import VOCABULARIES
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.kept_tokenizer import has_kept_files, read_kept_files, write_kept_files
 from transduce.runtime.original import Original
-from transduce.runtime.task_card import TASK_CARD
+from transduce.runtime.task_card import TASK_CARD, find_task_card
 from transduce.runtime.untrusted import file_inside
 from transduce.text.foreign import ForeignTokenizer
 
-# What a run has written for people, and what says what its model is for.
-_DOCUMENTS = ("README.md", "settings.toml", TASK_CARD)
+# What a run has written for people.
+_DOCUMENTS = ("README.md", "settings.toml")
 
 
 class Exporter(Protocol):
@@ -113,7 +113,8 @@ class OnnxExporter:
         _check_fits("onnx", "Our ONNX graphs", self.original.config)
         write_onnx(self.original.model, folder)
         _write_vocabularies(self.original, folder)
-        _copy(self.original.folder, folder, (TASK_CARD,))
+        for name, text in _task_document(self.original.folder).items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
         """By onnxruntime."""
@@ -122,7 +123,7 @@ class OnnxExporter:
             return OnnxEncoder(folder, threads=threads)
         if isinstance(self.original.model, Decoder):
             return OnnxLanguageModel(folder, threads=threads, never_written=self.original.tokenizer.target.unk_id)
-        return OnnxModel(folder, threads=threads)
+        return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     def describe(self, folder: Path, measured: str) -> None:
         """Writes README.md."""
@@ -158,7 +159,7 @@ class HuggingFaceExporter:
             config=original.config,
             tokenizer=tokenizer,
             languages=original.languages,
-            documents={path.name: path.read_text("utf-8") for path in found},
+            documents={path.name: path.read_text("utf-8") for path in found} | _task_document(original.folder),
         )
         if isinstance(tokenizer, ForeignTokenizer):
             write_kept_files(folder, read_kept_files(original.folder, original.languages))
@@ -269,6 +270,12 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
         original.tokenizer.save(folder)
     else:
         _copy(original.folder, folder, VOCABULARIES)
+
+
+def _task_document(folder: Path) -> dict[str, str]:
+    """What says what a model is for, by its name; nothing where nothing does."""
+    card = find_task_card(folder)
+    return {} if card is None else {TASK_CARD: card.text()}
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from transduce.model.precision import Precision
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
-from transduce.text.marks import MASK, encode_with_masks, marks_of, ordinary_pieces
+from transduce.text.marks import encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.tokenizer import Tokenizer
 
 
@@ -26,6 +26,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     piece: str
     """As the vocabulary spells it: ▁ stands for a space."""
+    text: str
+    """What it adds to a text, with the space before it where there is one."""
     probability: float
 
 
@@ -39,7 +41,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class Filler:
-    """A masked language model. Call it with a text that has [MASK] in it."""
+    """A masked language model. Call it with a text that has masks in it, which are spelt as `mask` says."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
         """
@@ -57,6 +59,11 @@ class Filler:
         self._marks = marks_of(tokenizer.source)
         self._ordinary = torch.tensor(ordinary_pieces(tokenizer.source), device=model.source_weight.device)
 
+    @property
+    def mask(self) -> str:
+        """How a hidden piece is written: [MASK], or as an imported vocabulary has it."""
+        return self.tokenizer.source.mark_pieces[2]
+
     def __repr__(self) -> str:
         return summary("Filler", self.model, f"{self.length} pieces at most")
 
@@ -64,7 +71,7 @@ class Filler:
         """Fills the masks of a text.
 
         Args:
-            text: with [MASK] once or more; a mask stands for one piece.
+            text: with a mask once or more, which stands for one piece.
             candidates: how many are returned for each mask.
 
         Raises:
@@ -75,7 +82,7 @@ class Filler:
         ids = encode_with_masks(self.tokenizer.source, as_text(text))
         masks = [place for place, id in enumerate(ids) if id == self._marks.mask]
         if not masks:
-            raise TransduceError(f'There is nothing to fill in "{text}": put {MASK} where a piece is to be found.')
+            raise TransduceError(f'There is nothing to fill in "{text}": put {self.mask} where a piece is to be found.')
         if len(ids) + 2 > self.length:
             raise TransduceError(
                 f"A text to fill may have {self.length - 2} pieces at most, but this one has {len(ids)}: shorten it."
@@ -97,9 +104,12 @@ class Filler:
         return logits[:, self._ordinary].softmax(dim=-1).cpu()
 
     def _candidates(self, found: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:
-        pieces = self.tokenizer.source.piece
+        vocabulary = self.tokenizer.source
         return tuple(
-            tuple(Candidate(pieces(id), value) for id, value in zip(ids, values, strict=True))
+            tuple(
+                Candidate(vocabulary.piece(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
+                for id, value in zip(ids, values, strict=True)
+            )
             for ids, values in zip(found.tolist(), best.tolist(), strict=True)
         )
 
@@ -107,7 +117,7 @@ class Filler:
 def load_filler(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Filler:
-    """Opens the folder of a model that was trained with `--task masked-language-model`.
+    """Opens the folder of a masked language model: trained with `--task masked-language-model`, or BERT's or RoBERTa's.
 
     Args:
         folder: of the model.

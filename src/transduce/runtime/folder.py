@@ -19,7 +19,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
-from transduce.runtime.foreign import foreign_kind, is_foreign, read_foreign_folder
+from transduce.runtime.foreign import check_foreign, foreign_kind, is_foreign, read_foreign_folder
 from transduce.runtime.untrusted import (
     MOST_VOCABULARY_BYTES,
     file_inside,
@@ -194,12 +194,13 @@ def _read_config(folder: Path) -> ModelConfig:
     if "auto_map" in content:
         raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
     if "transduce" not in content:
+        if "model_type" in content:
+            check_foreign(folder)  # which says what can be had in place of it
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         config = msgspec.convert(content["transduce"], ModelConfig)
     except msgspec.ValidationError as error:
-        reason = str(error).rstrip(".")
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {reason}.") from error
+        raise TransduceError(f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}.") from error
     check_sizes(path, config)
     return config
 

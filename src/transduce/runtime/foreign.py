@@ -13,10 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.interop.import_families import FAMILIES, check_config
 from transduce.interop.import_generation import import_generation, start_id
-from transduce.interop.import_settings import SETTINGS
-from transduce.interop.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
-from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.interop.import_settings import ConfigReader
+from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
+from transduce.interop.import_tokenizer_files import TokenizerFiles
+from transduce.interop.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.model.config import Kind
 from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
@@ -25,8 +27,6 @@ from transduce.text.foreign import ForeignTokenizer
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
-_ENCODER_DECODERS = ("bart", "mbart", "marian", "pegasus", "m2m_100", "t5", "mt5")
-_DECODERS = ("gpt2", "llama", "mistral", "qwen2")
 # Learned tables shorter than this limit what is written; others are hardly ever reached.
 _SHORT_TABLE = 512
 
@@ -46,7 +46,9 @@ def is_foreign(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
-    return "transduce" not in content and content.get("model_type") in SETTINGS and "auto_map" not in content
+    model_type = content.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in FAMILIES
+    return "transduce" not in content and is_known and "auto_map" not in content
 
 
 def foreign_kind(folder: Path) -> Kind:
@@ -55,8 +57,7 @@ def foreign_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: it is none that can be imported.
     """
-    model_type = check_foreign(folder)
-    return "transformer" if model_type in _ENCODER_DECODERS else "decoder" if model_type in _DECODERS else "encoder"
+    return FAMILIES[check_foreign(folder)].kind
 
 
 def read_foreign_folder(folder: Path) -> ForeignFolder:
@@ -69,12 +70,14 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
     model_type = str(config.get("model_type"))
     generation = _optional_json(folder, "generation_config.json")
     files = TokenizerFiles(_reader(folder), str(folder))
-    record = import_tokenizer(files, _model_ids(config, model_type))
+    record = import_tokenizer(files, _model_ids(config, generation, model_type))
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
-    if model_type in _ENCODER_DECODERS:
+    if FAMILIES[model_type].kind == "transformer":
         ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
     elif record.source.before:
         ids["start_id"] = record.source.before[0]
+    elif not isinstance(config.get("bos_token_id"), int):
+        ids["start_id"] = ids["eos_id"]
     model = import_model(config, _stored_tensors(folder), ids)
     tokenizer = ForeignTokenizer(record)
     said = files.json("tokenizer_config.json")
@@ -92,6 +95,46 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
     return ForeignFolder(model_type, model, tokenizer, languages)
 
 
+class ForeignHeads(NamedTuple):
+    """What a Hugging Face encoder is for, by the weights that are there and its configuration."""
+
+    masked_language: bool
+    """Pieces that are hidden are found."""
+    labels: tuple[str, ...]
+    """The names of the classes, of which a text has one; none where texts are not told apart so."""
+    length: int
+    """Pieces that it has positions for."""
+
+
+def foreign_heads(folder: Path) -> ForeignHeads | None:
+    """The heads of a Hugging Face folder's encoder; None where the model is of another kind.
+
+    Raises:
+        TransduceError: it is none that can be imported, or its weights are missing.
+    """
+    if foreign_kind(folder) != "encoder":
+        return None
+    config = _config(folder)
+    model_type = str(config["model_type"])
+    heads = encoder_heads(model_type, _stored_tensors(folder))
+    settings = FAMILIES[model_type].settings(ConfigReader(config, str(folder / "config.json")))
+    labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
+    return ForeignHeads(heads["masked_language_head"], labels, settings["max_positions"])
+
+
+def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
+    """Whether a text has one of several classes: not any number of them, nor a number in place of a class."""
+    return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
+
+
+def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """As `id2label` says; where it does not fit, the numbers that transformers would show."""
+    said = config.get("id2label")
+    named = said if isinstance(said, dict) else {}
+    names = tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(classes))
+    return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
+
+
 def foreign_search_settings(folder: Path) -> SearchSettings:
     """How a Hugging Face folder wants to be searched.
 
@@ -99,9 +142,9 @@ def foreign_search_settings(folder: Path) -> SearchSettings:
         TransduceError: it asks for something that has no counterpart here.
     """
     config = _config(folder)
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
-    learned = config.get("model_type") in ("bart", "mbart", "gpt2")
-    greatest = positions if learned and isinstance(positions, int) and positions <= _SHORT_TABLE else None
+    settings = FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+    is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
+    greatest = settings["max_positions"] if is_short else None
     generation = _optional_json(folder, "generation_config.json")
     return import_generation(generation, config, str(folder), greatest=greatest)
 
@@ -125,32 +168,33 @@ def check_foreign(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     config = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
-    if "auto_map" in config:
-        raise TransduceError(
-            f"{folder / 'config.json'} asks for code of its own to be run (`auto_map`), which is never done: remove it."
-        )
-    if config.get("model_type") not in SETTINGS:
-        raise TransduceError(
-            f"{folder / 'config.json'}: `model_type` must be one of {', '.join(SETTINGS)} to be imported, but is "
-            f"{config.get('model_type')!r}."
-        )
+    check_config(config, str(folder / "config.json"))
     return config
 
 
-def _model_ids(config: Mapping[str, Any], model_type: str) -> ModelIds:
+def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str) -> ModelIds:
     size = config.get("vocab_size")
     target_size = config.get("decoder_vocab_size") or size
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
-    eos_id = config.get("eos_token_id")
-    eos_id = eos_id[0] if isinstance(eos_id, list) and eos_id else eos_id
+    ends = _ends(config)
+    if FAMILIES[model_type].kind == "decoder":  # where the way to generate goes before the model's own word
+        ends = _ends(generation) or ends
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=eos_id if isinstance(eos_id, int) and model_type != "bert" else None,
+        eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
+        other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
     )
+
+
+def _ends(said: Mapping[str, Any]) -> tuple[int, ...]:
+    """All that ends a text, the end symbol first."""
+    value = said.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
 
 
 def _optional_json(folder: Path, name: str) -> dict[str, Any]:

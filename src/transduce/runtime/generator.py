@@ -1,16 +1,18 @@
 """Text that goes on: a language model, its tokenizer, and how to search or draw.
 
 A line feed is a piece of its own, the end symbol, so a text is a row of pieces, and a prompt is the beginning of one.
+Imported models have line feeds among their pieces, and their end symbol ends the whole text.
 Legend: W texts of one prompt, t new pieces so far.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.given import as_path, as_text
@@ -29,6 +31,8 @@ from transduce.runtime.untrusted import read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run
+from transduce.search.penalty import length_penalty
+from transduce.search.rules import OtherEnds
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.search.settings import SamplingSettings, SearchSettings
@@ -58,7 +62,7 @@ class Continuation(msgspec.Struct, frozen=True):
     score: float
     """Their sum, over the length penalty where one was asked for."""
     ended: bool
-    """Whether a line's end was asked for and reached."""
+    """Whether the text's end was reached, or a line's where that was asked for."""
 
     def __repr__(self) -> str:
         return f"Continuation({self.text!r}, score={self.score:.4f})"
@@ -149,8 +153,9 @@ class Generator:
         chosen = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
         with torch.inference_mode(), explaining_exhaustion(chosen):
-            (found,) = run(self._begin(ids, chosen, one_line=one_line))
-        return Generation(prompt, tuple(self._continuation(ids, each) for each in found))
+            (found,) = run(self._begin(ids, chosen, one_line=one_line), self._observer(one_line=one_line))
+        continuations = (self._continuation(ids, each, chosen, one_line=one_line) for each in found)
+        return Generation(prompt, tuple(continuations))
 
     def stream(
         self, prompt: str = "", search: SearchSettings | None = None, *, one_line: bool = False
@@ -164,7 +169,7 @@ class Generator:
         """
         chosen = self._settings(search or USUAL_SEARCH, n_best=1)
         ids, shown = self.prompt_ids(prompt), ""
-        progress = self._begin(ids, chosen, one_line=one_line)
+        progress, observer = self._begin(ids, chosen, one_line=one_line), self._observer(one_line=one_line)
         while len(progress.rows):
             with torch.inference_mode():  # not while the caller has its turn
                 progress.advance()
@@ -172,18 +177,21 @@ class Generator:
                 if len(progress.rows):
                     found = progress.hypotheses()
                     text = self._new_text(ids, found[0, 0].tolist()) if found.shape[1] == 1 else shown
+                    if observer is not None:
+                        text = text.split("\n")[0]
+                        progress.give_up(observer.after_step(progress.rows, found))
             text = text.rstrip(_UNFINISHED)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
-        text = self._continuation(ids, progress.found()[0][0]).text
+        text = self._continuation(ids, progress.found()[0][0], chosen, one_line=one_line).text
         if text.startswith(shown) and text != shown:
             yield text[len(shown) :]
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
         """How probable a text is: every piece of it, given those before it, through windows that overlap by half."""
-        ids, model = self.prompt_ids(text), decoded_model(self.model)
+        ids, model = self._scored_ids(text), decoded_model(self.model)
         nats, known = 0.0, 1  # the line's end before the text is given
         while known < len(ids):
             start = max(0, known - 1 - self.context // 2)
@@ -197,12 +205,20 @@ class Generator:
 
     def prompt_ids(self, text: str) -> list[int]:
         """The pieces of a text as in training: a line begins after the end of another, or with what a model of another
-        toolkit has before each.
+        toolkit has before each. Of an imported model they are its tokenizer's, line feeds too.
         """
+        if self.vocabulary.keeps_line_feeds:
+            ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
+            return ids or [self.model.config.start_id]
         end, before = self.vocabulary.eos_id, self.vocabulary.before
         first, *others = self.vocabulary.encode_batch(as_text(text).split("\n"))
         start = before or (end,)
         return [*start, *first, *(piece for line in others for piece in (end, *before, *line))]
+
+    def _scored_ids(self, text: str) -> list[int]:
+        """The same after a piece at least, so that the first of the text's own is foreseen too."""
+        begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
+        return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
         said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
@@ -228,18 +244,22 @@ class Generator:
     def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
         """A search at its first step."""
         vocabulary = self.vocabulary
-        if search.min_length and not one_line:
+        may_end = one_line or vocabulary.keeps_line_feeds
+        if search.min_length and not may_end:
             raise TransduceError(
                 f"`min_length` keeps a text from ending, but is {search.min_length} where only `max_length` ends it: "
                 "leave it out, or say `one_line`."
             )
         with torch.inference_mode():
             never = sorted({vocabulary.pad_id, vocabulary.unk_id} - {vocabulary.eos_id})
+            never = [] if vocabulary.keeps_line_feeds else never  # its makers forbid none
             scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
-        end = vocabulary.eos_id if one_line else _ENDLESS
+        end = vocabulary.eos_id if may_end else _ENDLESS
         assert search.max_length is not None
         bounds = Bounds(ids[-1], end, torch.tensor([search.max_length], device=self.device))
         rules = build_rules(search, [[]], vocabulary)
+        if vocabulary.ends[1:]:
+            rules = [OtherEnds(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
         if search.sampling is not None:
             draw = Draw(search.sampling, [0], samples=search.n_best)
             return Walk(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
@@ -248,15 +268,20 @@ class Generator:
         beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
-    def _continuation(self, prompt_ids: Sequence[int], found: Hypothesis) -> Continuation:
-        ids = list(found.ids)
-        return Continuation(
-            text=self._new_text(prompt_ids, ids),
-            pieces=tuple(self.vocabulary.pieces(ids)),
-            piece_log_probabilities=found.piece_log_probabilities,
-            score=found.score,
-            ended=found.ended,
-        )
+    def _observer(self, *, one_line: bool) -> "_FirstLine | None":
+        """What ends a search with the first line, where line feeds are pieces like others."""
+        return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
+
+    def _continuation(
+        self, prompt_ids: Sequence[int], found: Hypothesis, search: SearchSettings, *, one_line: bool
+    ) -> Continuation:
+        ids, values, score, ended = list(found.ids), found.piece_log_probabilities, found.score, found.ended
+        text = self._new_text(prompt_ids, ids)
+        if one_line and (count := _first_line(ids, self.vocabulary)) is not None:
+            ids, values, ended = ids[:count], values[:count], True
+            score = sum(values) / length_penalty(count, search.length_penalty)
+            text = text.split("\n")[0]
+        return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """What new pieces spell after the prompt's: its last line decides whether a space comes first."""
@@ -265,6 +290,29 @@ class Generator:
         last_line = begun[len(begun) - begun[::-1].index(end) :] if end in begun else begun
         before = spell(last_line, self.vocabulary)
         return spell([*last_line, *ids], self.vocabulary)[len(before) :]
+
+
+class _FirstLine:
+    """Implements `Observer`: a search is over once each of its hypotheses has a line feed, or has ended."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+        """The prompts that are done."""
+        return [
+            row for row, texts in zip(rows.tolist(), pieces.tolist(), strict=True) if all(map(self._is_done, texts))
+        ]
+
+    def _is_done(self, ids: Sequence[int]) -> bool:
+        return self._vocabulary.eos_id in ids or _first_line(ids, self._vocabulary) is not None
+
+
+def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
+    """How many pieces it takes to write a line and its line feed; None where there is none."""
+    if not vocabulary.keeps_line_feeds:
+        return None
+    return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
 
 
 def spell(ids: Sequence[int], vocabulary: Vocabulary) -> str:

@@ -13,6 +13,7 @@ from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.foreign import check_foreign, foreign_search_settings
 from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
 from transduce.runtime.languages import with_languages
+from transduce.runtime.task_card import TASK_CARD, find_task_card
 from transduce.search.settings import SearchSettings
 from transduce.text.foreign import ForeignTokenizer
 
@@ -60,6 +61,8 @@ def import_model_folder(
     kept = read_kept_files(folder, languages) if class_for(content.model.config) is not None else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
+    if (card := find_task_card(folder)) is not None:
+        documents[TASK_CARD] = card.text()
     if kind == "transformer":  # nothing else has a search of its own
         documents["settings.toml"] = _settings(foreign_search_settings(folder))
     write_model_folder(

@@ -31,7 +31,7 @@ class OwnModel:
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """Of each target's pieces and the end symbol."""
         config, device = self._config, self.translator.device
-        source_ids = pad([[*row, config.eos_id] for row in sources], config.pad_id, device)
+        source_ids = pad(sources, config.pad_id, device)
         inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
         expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
         with torch.inference_mode():
@@ -42,7 +42,7 @@ class OwnModel:
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
         """What greedy search finds."""
         search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=most_pieces)
-        found = self.translator.search_ids([[*row, self._config.eos_id] for row in sources], search)
+        found = self.translator.search_ids([list(row) for row in sources], search)
         return [list(best.ids) for best, *_ in found]
 
 

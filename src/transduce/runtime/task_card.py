@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.runtime.foreign import foreign_heads, is_foreign
 from transduce.runtime.untrusted import read_json
 
 TASK_CARD = "task.json"
@@ -33,12 +34,19 @@ def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def find_task_card(folder: Path) -> TaskCard | None:
-    """The card of a folder, or None where it has none.
+    """The card of a folder, or None where it has none. Of a Hugging Face folder it follows from the model's heads.
 
     Raises:
         TransduceError: it cannot be read.
     """
-    return read_json(folder, TASK_CARD, TaskCard) if (folder / TASK_CARD).is_file() else None
+    if (folder / TASK_CARD).is_file():
+        return read_json(folder, TASK_CARD, TaskCard)
+    heads = foreign_heads(folder) if is_foreign(folder) else None
+    if heads is None:
+        return None
+    if heads.masked_language:
+        return TaskCard(kind="masked-language-model", length=heads.length)
+    return TaskCard(kind="classification", labels=heads.labels, length=heads.length) if heads.labels else None
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:

@@ -51,6 +51,29 @@ class MinimumLength:
         return logits
 
 
+class OtherEnds:
+    """Further symbols end a hypothesis too: they count as the end symbol."""
+
+    def __init__(self, eos_id: int, others: Sequence[int], *, summed: bool) -> None:
+        """
+        Args:
+            eos_id: the end symbol.
+            others: what ends as well.
+            summed: the end is as probable as all of them together, as for what is drawn; otherwise as the likeliest
+                one, as for what is searched for.
+        """
+        self.eos_id = eos_id
+        self.others = list(others)
+        self.summed = summed
+
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Gives the end symbol the logit of them all, and the others none."""
+        ends = logits[..., [self.eos_id, *self.others]]  # (B, W, ends)
+        logits[..., self.others] = _NEVER
+        logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
+        return logits
+
+
 class NoRepeatedNgrams:
     """No run of `length` pieces occurs twice in a hypothesis (Paulus et al. 2018)."""
 

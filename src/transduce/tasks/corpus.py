@@ -148,7 +148,7 @@ def prepare_corpus(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
-        lacking = [mark for mark in text.marks if tokenizer.target.piece(tokenizer.target.id(mark)) != mark]
+        lacking = [mark for mark in text.marks if not tokenizer.target.has_mark(mark)]
         if lacking:
             raise TransduceError(
                 f"The vocabulary of {settings.start_from} lacks the piece {lacking[0]}, which `task.kind` "

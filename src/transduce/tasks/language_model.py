@@ -22,13 +22,14 @@ from transduce.model.decoder import Decoder
 from transduce.runtime.generator import load_generator, spell
 from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Share, model_dtype, text_alone
+from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, Preparation, Share, model_dtype, text_alone
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
 from transduce.tasks.texts import write_texts
 from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
 from transduce.text.filters import FilterSettings
+from transduce.text.foreign import ForeignTokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.ahead import to_device
 from transduce.training.choices import (
@@ -121,6 +122,13 @@ class LanguageModel(TextKind):
         files, dev = text_alone(data, "language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+
+    def prepare(self, asked: Preparation) -> TaskCorpus:
+        """As every text; an imported model learns here that its end symbol ends a line."""
+        tokenizer = asked.tokenizer
+        if isinstance(tokenizer, ForeignTokenizer):
+            asked = msgspec.structs.replace(asked, tokenizer=tokenizer.line_by_line())
+        return super().prepare(asked)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """The preset's, with GPT-2's inner width, and little dropout: text comes by only a few times."""

@@ -98,7 +98,10 @@ class MaskedLanguageTask:
         """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
-        states, _ = self.model.encode(ids, token_types=types if config.token_types else None)
+        # RoBERTa has one segment.
+        states, _ = self.model.encode(
+            ids, token_types=types.clamp(max=config.token_types - 1) if config.token_types else None
+        )
         return states, labels
 
 

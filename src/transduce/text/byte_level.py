@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-PatternName = Literal["gpt2", "llama3", "qwen2"]
+PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
 _WRITTEN: dict[PatternName, str] = {
     "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "llama3": (
@@ -52,7 +52,7 @@ class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     merges: tuple[tuple[str, str], ...]
     """Pairs of pieces that become one, those that were learned first before others."""
     pattern: PatternName = "gpt2"
-    """How words are told apart."""
+    """How words are told apart; `none`: they are not, and pieces may reach across."""
     space_first: bool = False
     """A text that does not begin with a space gets one."""
     whole_words: bool = False
@@ -74,10 +74,13 @@ class BytePairCutter:
         self._ranks = {pair: rank for rank, pair in enumerate(settings.merges)}
         self._remembered: dict[str, Sequence[str]] = {}
 
+    def normalize(self, text: str) -> str:
+        """The text that is cut, but for the space that may be put before it."""
+        return unicodedata.normalize("NFC", text) if self._settings.composed else text
+
     def cut(self, text: str) -> list[str]:
         """The pieces of a text."""
-        if self._settings.composed:
-            text = unicodedata.normalize("NFC", text)
+        text = self.normalize(text)
         if self._settings.space_first and text and text[0] not in _SPACES:
             text = f" {text}"
         return [piece for word in split_words(text, self._settings.pattern) for piece in self._cut_word(word)]
@@ -108,6 +111,8 @@ class BytePairCutter:
 
 def split_words(text: str, pattern: PatternName) -> list[str]:
     """The words of a text by a known pattern."""
+    if pattern == "none":
+        return [text] if text else []
     return [text[match.start() : match.end()] for match in re.finditer(_PATTERNS[pattern], _outline(text))]
 
 

@@ -5,7 +5,6 @@ Legend of a sentence: what stands before it (a language's tag, a start symbol), 
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +17,9 @@ from transduce.errors import TransduceError
 from transduce.text.byte_level import ByteLevelPairs, BytePairCutter
 from transduce.text.foreign_sentencepiece import SentencePieces
 from transduce.text.spaced_pairs import SpacedPairs
+from transduce.text.symbols import Symbol, SymbolFinder
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, without_lone_surrogates
+from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
 from transduce.text.word_pieces import WordPieces
 
 FOREIGN_TOKENIZER = "foreign_tokenizer.json"
@@ -38,10 +38,10 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pad_id: int
     eos_id: int
     unk_id: int
-    symbols: tuple[str, ...] = ()
+    symbols: tuple[str | Symbol, ...] = ()
     """Pieces that are recognised in a text and never cut, such as `[MASK]` or `<extra_id_0>`."""
     joined_symbols: tuple[str, ...] = ()
-    """The same, but spaces before them in a text belong to them: RoBERTa's `<mask>`."""
+    """The same with the spaces before them, as earlier versions wrote it."""
     first_symbols: tuple[str, ...] = ()
     """Pieces that are recognised at a text's beginning alone: the tags of OPUS models, `>>fra<<`."""
     silent: tuple[int, ...] = ()
@@ -52,9 +52,16 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What every translation begins with: the tag of the target language."""
     after: tuple[int, ...] = ()
     """Stands after them; the end symbol is one of these."""
+    other_ends: tuple[int, ...] = ()
+    """What ends a text beside the end symbol, where a language model was taught several."""
+    keeps_line_feeds: bool = False
+    """Line feeds are pieces of a text, as its makers had it; otherwise the end symbol stands for each."""
+    marks: tuple[str, str, str] = MARKS
+    """What begins a text for an encoder, what ends it, and what stands for a hidden piece."""
 
     def __post_init__(self) -> None:
-        used = (*self.ids.values(), self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after)
+        symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
+        used = (*self.ids.values(), *symbols)
         wrong = next((id for id in used if not 0 <= id < self.size), None)
         if wrong is not None:
             raise TransduceError(
@@ -78,20 +85,20 @@ class ForeignVocabulary(Vocabulary):
         self.before = record.before
         self.after = record.after
         self.forced = record.forced
+        self.ends = (record.eos_id, *record.other_ends)
+        self.keeps_line_feeds = record.keeps_line_feeds
+        self.mark_pieces = record.marks
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
-        self._cutter = record.cutting.prepare(record.ids)
+        said = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
+        symbols = [*said, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        # No word is cut into a symbol: "wholesome" does not hold an added "whole".
+        self._cutter = record.cutting.prepare(record.ids.keys() - {symbol.text for symbol in symbols})
+        self._finder = SymbolFinder(symbols, self._cutter.normalize)
 
     @cached_property
     def _pieces(self) -> dict[int, str]:
         return {id: piece for piece, id in self.record.ids.items()}
-
-    @cached_property
-    def _symbols(self) -> re.Pattern[str] | None:
-        joined = self.record.joined_symbols
-        longest_first = sorted((*self.record.symbols, *joined), key=len, reverse=True)
-        patterns = [(r"\s*" if symbol in joined else "") + re.escape(symbol) for symbol in longest_first]
-        return re.compile(f"({'|'.join(patterns)})") if patterns else None
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Ids of many sentences' pieces, in order."""
@@ -99,12 +106,17 @@ class ForeignVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
         """The text that the ids spell, without those that stand for none; line feeds are kept or become spaces."""
-        text = self._cutter.join([self.piece(id) for id in ids if int(id) not in self._silent])
+        spoken = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
+        text = self._cutter.join([piece for piece in spoken if piece is not None])
         return text if line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
         """The piece of one id; an id without a piece is told by its number."""
         return self._pieces.get(int(id), f"<unused {int(id)}>")
+
+    def stands_for_text(self, id: int) -> bool:
+        """Whether an id is a piece of text: not one that stands for none, nor a number without a piece."""
+        return id in self._pieces and id not in self._silent
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
@@ -120,13 +132,8 @@ class ForeignVocabulary(Vocabulary):
         first = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
         start = [self.record.ids[first]] if first else []
         rest = text[len(first) :]
-        if self._symbols is None:
-            return start + self._encode_plain(rest)
-        for number, part in enumerate(self._symbols.split(rest)):
-            if number % 2:
-                start.append(self.record.ids[part.lstrip()])
-            elif part:
-                start += self._encode_plain(part)
+        for part, is_symbol in self._finder.parts(rest):
+            start += [self.record.ids[part]] if is_symbol else self._encode_plain(part)
         return start
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -205,6 +212,17 @@ class ForeignTokenizer(Tokenizer):
                 "version that wrote it."
             )
         return cls(record)
+
+    def line_by_line(self) -> "ForeignTokenizer":
+        """The same with the end symbol in place of every line feed, as our language models are trained."""
+        if not self.target.keeps_line_feeds:
+            return self
+
+        def changed(side: VocabularyRecord) -> VocabularyRecord:
+            return msgspec.structs.replace(side, keeps_line_feeds=False, other_ends=())
+
+        target = None if self.record.target is None else changed(self.record.target)
+        return ForeignTokenizer(msgspec.structs.replace(self.record, source=changed(self.record.source), target=target))
 
     def for_languages(self, source: str | None, target: str | None) -> "ForeignTokenizer":
         """The same with these languages' tags; None leaves a side as it is.

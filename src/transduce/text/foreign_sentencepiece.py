@@ -38,6 +38,10 @@ class SentencePieceCutter:
         except RuntimeError:
             raise TransduceError("The tokenizer's sentencepiece model cannot be read: copy its file again.") from None
 
+    def normalize(self, text: str) -> str:
+        """The text itself: symbols are looked for in what is written."""
+        return text
+
     def cut(self, text: str) -> list[str]:
         """The pieces of a text; where none fits, the characters themselves."""
         if self._collapses:

@@ -49,6 +49,10 @@ class SpacedPairCutter:
         self._normalizer = None if model is None else SentencePieceProcessor(model_proto=model)
         self._cut_word = lru_cache(maxsize=1 << 16)(self._merge)
 
+    def normalize(self, text: str) -> str:
+        """The text itself: symbols are looked for in what is written."""
+        return text
+
     def cut(self, text: str) -> list[str]:
         """The pieces of a text."""
         if self._normalizer is not None:

@@ -9,6 +9,9 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.errors import TransduceError
 
+CLS, SEP, MASK = MARKS = ("[CLS]", "[SEP]", "[MASK]")
+"""How an encoder's marks are spelt: what begins a text, what ends it, what stands for a hidden piece."""
+
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
 
@@ -39,6 +42,9 @@ class Vocabulary:
         self.before: tuple[int, ...] = ()
         self.after: tuple[int, ...] = (self.eos_id,)
         self.forced: tuple[int, ...] = ()  # what every translation begins with
+        self.ends: tuple[int, ...] = (self.eos_id,)  # what ends a text: the end symbol, and others of an imported model
+        self.keeps_line_feeds = False  # a text's line feeds are pieces of it; otherwise the end symbol stands for each
+        self.mark_pieces: tuple[str, str, str] = MARKS  # an encoder's, whether the vocabulary has them or not
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
@@ -85,6 +91,15 @@ class Vocabulary:
         """The piece of one id."""
         piece: str = self._processor.id_to_piece(int(id))
         return piece
+
+    def has_mark(self, mark: str) -> bool:
+        """Whether there is such a piece; of an encoder's marks, as this vocabulary spells it."""
+        spelt = dict(zip(MARKS, self.mark_pieces, strict=True)).get(mark, mark)
+        return self.piece(self.id(spelt)) == spelt
+
+    def stands_for_text(self, id: int) -> bool:
+        """Whether an id is a piece of text: not padding, end and unknown, nor a number without a piece."""
+        return id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""

@@ -59,6 +59,10 @@ class WordPieceCutter:
         self._settings = settings
         self._known = known
 
+    def normalize(self, text: str) -> str:
+        """The text that is cut."""
+        return self._settings.normalize(text)
+
     def cut(self, text: str) -> list[str]:
         """The pieces of a text."""
         return [piece for word in _words(self._settings.normalize(text)) for piece in self._cut_word(word)]

@@ -1,0 +1,223 @@
+"""Decoders of Hugging Face's go on as `generate` does: the same prompts, the same ends, the same text."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.importing import import_model_folder
+from transduce.search.settings import SamplingSettings, SearchSettings
+
+SPECIAL = ["<|end|>", "<|turn|>", "<|pad|>"]
+PROMPTS = ["I like", "the fish is big.\nnobody eats", "\n\nif (x) {\n    y", "one line\n", " "]
+GREEDY = SearchSettings(beam_size=1, max_length=24)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+SIZES |= {"num_key_value_heads": 2}
+MakeFolder = Callable[..., Path]
+
+
+def peers() -> Any:
+    return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+
+
+@pytest.fixture
+def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
+    """A folder of transformers' with random weights and a byte-level tokenizer that was trained on the toy corpus."""
+
+    def make(architecture: str, *, name: str = "theirs", begins: bool = False, **settings: Any) -> Path:
+        transformers, tokenizers = peers(), pytest.importorskip("tokenizers")
+        folder = tmp_path / name
+        text = (toy_corpus / "train.en").read_text("utf-8").replace(". ", ".\n")
+        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trained.decoder = tokenizers.decoders.ByteLevel()
+        how = tokenizers.trainers.BpeTrainer(
+            vocab_size=320,
+            special_tokens=SPECIAL,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        trained.train_from_iterator([text], how)
+        if begins:
+            trained.post_processor = tokenizers.processors.TemplateProcessing(
+                single="<|end|> $A", special_tokens=[("<|end|>", 0)]
+            )
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained, bos_token="<|end|>", eos_token="<|end|>", unk_token="<|end|>"
+        )
+        fast.save_pretrained(folder)
+        torch.manual_seed(5)
+        kind = getattr(transformers, architecture)
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 90} if "GPT2" in architecture else SIZES
+        ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+        config = kind.config_class(vocab_size=trained.get_vocab_size() + 2, **sizes | ids | settings)
+        model = kind._from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.4)
+        model.generation_config.eos_token_id = settings.get("eos_token_id", 0)
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def continued(folder: Path, prompt: str, most: int) -> tuple[str, int]:
+    """What transformers goes on with, and how many pieces that takes, the end included."""
+    transformers = peers()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = tokenizer(prompt, return_tensors="pt")
+    found = model.generate(**ids, max_new_tokens=most, do_sample=False, pad_token_id=2)[0, ids["input_ids"].shape[1] :]
+    return tokenizer.decode(found, skip_special_tokens=True), len(found)
+
+
+def opened(folder: Path) -> Generator:
+    return load_generator(folder, precision="fp32", device="cpu", threads=1)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_greedy_text_is_that_of_generate(
+    architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    folder = make_folder(architecture, begins=begins)
+    import_model_folder(folder, tmp_path / "ours")
+    for generator in (opened(folder), opened(tmp_path / "ours")):
+        for prompt in PROMPTS:
+            (found,) = generator(prompt, search=GREEDY).continuations
+            text, pieces = continued(folder, prompt, 24)
+            assert found.text == text, prompt
+            assert len(found.piece_log_probabilities) == pieces
+
+
+def test_every_end_symbol_ends_and_none_is_shown(
+    make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = opened(make_folder("GPT2LMHeadModel", name="free"))("I like", search=GREEDY).continuations[0]
+    other = list(dict.fromkeys(free.pieces))[5]
+    table = json.loads((tmp_path / "free" / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, table[other]])
+    generator = opened(folder)
+    (found,) = generator("I like", search=GREEDY).continuations
+    assert found.ended
+    assert found.pieces == free.pieces[: free.pieces.index(other)]
+    assert found.piece_log_probabilities == pytest.approx(free.piece_log_probabilities[: len(found.pieces) + 1])
+    assert len(found.pieces) + 1 == continued(folder, "I like", 24)[1]
+    vocabulary = generator.vocabulary
+    assert vocabulary.encode("<|turn|>tea")[0] == 1
+    assert vocabulary.decode(vocabulary.encode("<|turn|>tea")) == "tea"
+    assert main(["generate", str(folder), "I like", "--greedy", "--max-length", "24", "--precision", "fp32"]) == 0
+    assert capsys.readouterr().out == f"I like{found.text}\n"
+    drawn = SearchSettings(max_length=200, n_best=20, sampling=SamplingSettings(temperature=0.5, seed=1))
+    assert any(each.ended for each in generator("I like", search=drawn).continuations)
+    assert all(other not in each.pieces for each in generator("I like", search=drawn).continuations)
+
+
+def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -> None:
+    generator = opened(make_folder("GPT2LMHeadModel"))
+    drawn = SearchSettings(max_length=60, sampling=SamplingSettings(temperature=3.0, seed=2), n_best=8)
+    whole = generator("I like", search=drawn).continuations
+    lines = generator("I like", search=drawn, one_line=True).continuations
+    assert any("\n" in each.text for each in whole)
+    for free, line in zip(whole, lines, strict=True):
+        assert line.text == free.text.split("\n")[0]
+        assert line.ended or "\n" not in free.text
+        assert line.piece_log_probabilities == free.piece_log_probabilities[: len(line.pieces)]
+    one = SearchSettings(max_length=60, sampling=SamplingSettings(temperature=3.0, seed=2))
+    assert (
+        "".join(generator.stream("I like", one, one_line=True))
+        == generator("I like", search=one, one_line=True).text[6:]
+    )
+
+
+def test_a_text_is_scored_from_its_first_piece_on(make_folder: MakeFolder) -> None:
+    folder = make_folder("GPT2LMHeadModel")
+    text = "the fish\nis big."
+    found = opened(folder).score(text)
+    transformers = peers()
+    ids = transformers.AutoTokenizer.from_pretrained(folder)("<|end|>" + text, return_tensors="pt")["input_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+    assert found.pieces == ids.shape[1] - 1
+    assert found.nats == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_trained_on_learns_that_lines_end(make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path) -> None:
+    from transduce.tasks.train import train
+
+    folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, 1])
+    settings = {"task.kind": "language-model", "task.context": 16, "training.steps": 2, "training.precision": "fp32"}
+    text = str(toy_corpus / "train.en")
+    train(out=tmp_path / "run", start_from=folder, source=text, settings=settings, device="cpu", threads=1)
+    before, after = opened(folder), opened(tmp_path / "run")
+    tea, fish = (before.vocabulary.encode(word) for word in ("tea", "fish"))
+    assert before.prompt_ids("tea\nfish") == before.vocabulary.encode("tea\nfish")
+    assert after.prompt_ids("tea\nfish") == [0, *tea, 0, *fish]
+    assert after.vocabulary.ends == (0,)
+
+
+def test_a_configuration_need_not_name_start_and_end(make_folder: MakeFolder) -> None:
+    """The tokenizer does."""
+    folder = make_folder("GPT2LMHeadModel")
+    expected = opened(folder)("I like", search=GREEDY).text
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for name in ("bos_token_id", "eos_token_id"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "generation_config.json").unlink()
+    generator = opened(folder)
+    assert (generator.model.config.start_id, generator.vocabulary.ends) == (0, (0,))
+    assert generator("I like", search=GREEDY).text == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_a_model_goes_back_and_is_the_same(
+    architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    transformers = peers()
+    folder = make_folder(architecture, begins=begins, eos_token_id=[0, 1])
+    import_model_folder(folder, tmp_path / "ours")
+    transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", sources=PROMPTS[:3], threads=1)
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(each).eval() for each in (folder, tmp_path / "out")
+    )
+    assert type(after) is type(before)
+    assert after.generation_config.eos_token_id == [0, 1]
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "out")]
+    for prompt in PROMPTS:
+        ids, again = (tokenizer(prompt, return_tensors="pt")["input_ids"] for tokenizer in tokenizers)
+        assert ids.tolist() == again.tolist()
+        with torch.no_grad():
+            assert float((before(ids).logits - after(ids).logits).abs().max()) < 1e-5
+        assert continued(tmp_path / "out", prompt, 12) == continued(folder, prompt, 12)
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_model_goes_on_to_other_programs(
+    architecture: str, form: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'transduce[export]'")
+    folder = make_folder(architecture)
+    import_model_folder(folder, tmp_path / "ours")
+    out = tmp_path / "out"
+    report = transduce.export(tmp_path / "ours", out, to=form, sources=PROMPTS[:3], threads=1)
+    assert report.float32.largest_difference < 1e-4
+    if form == "ctranslate2":
+        text = (out / "README.md").read_text("utf-8")
+        code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
+        code = code.replace("max_length=100, sampling_topk=0, sampling_temperature=0.8", "max_length=9")
+        monkeypatch.chdir(out)
+        printed: list[str] = []
+        exec(code, {"print": printed.append})
+        assert printed[0].startswith("the beginning")

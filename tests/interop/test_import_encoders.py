@@ -1,0 +1,202 @@
+"""Encoders of Hugging Face's with heads: classes and hidden words as transformers tells them, by our own commands."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.runtime.classifier import Classifier, load_classifier
+from transduce.runtime.filler import load_filler
+from transduce.runtime.importing import import_model_folder
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+LABELS = {0: "Not So Good", 1: "Müde", 2: "très 好"}
+TEXTS = ["I like tea.", "the fish is big", "", "nobody eats 42 fish, nobody"]
+MakeFolder = Callable[..., Path]
+
+
+def peers() -> Any:
+    return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+
+
+@pytest.fixture
+def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
+    """A folder of transformers' with random weights, and a tokenizer that was trained on the toy corpus."""
+
+    def make(architecture: str, **settings: Any) -> Path:
+        transformers, tokenizers = peers(), pytest.importorskip("tokenizers")
+        folder = tmp_path / architecture
+        folder.mkdir()
+        lines = (toy_corpus / "train.en").read_text("utf-8").split("\n")
+        if architecture.startswith("Bert"):
+            trained = tokenizers.BertWordPieceTokenizer(lowercase=True)
+            trained.train_from_iterator(lines, vocab_size=200, show_progress=False)
+            more: dict[str, Any] = {}
+        else:
+            trained = tokenizers.ByteLevelBPETokenizer()
+            special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+            trained.train_from_iterator(lines, vocab_size=400, special_tokens=special, show_progress=False)
+            more = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
+        trained.save_model(str(folder))
+        kind = getattr(transformers, architecture)
+        tokenizer = "BertTokenizer" if architecture.startswith("Bert") else "RobertaTokenizer"
+        getattr(transformers, tokenizer).from_pretrained(folder).save_pretrained(folder)
+        torch.manual_seed(1)
+        size = trained.get_vocab_size() + 3  # some ids have no piece
+        model = kind._from_config(
+            kind.config_class(**SIZES, vocab_size=size, max_position_embeddings=40, **more | settings)
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        model.eval().save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def opened_by_transformers(folder: Path, task: str) -> Any:
+    return peers().pipeline(task, model=str(folder), tokenizer=str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_classes_are_told_as_transformers_tells_them(
+    family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(f"{family}ForSequenceClassification", id2label=LABELS)
+    expected = opened_by_transformers(folder, "text-classification")(TEXTS, top_k=None)
+    import_model_folder(folder, tmp_path / "ours")
+    for place in (folder, tmp_path / "ours"):
+        found = load_classifier(place, precision="fp32", device="cpu", threads=1)(TEXTS)
+        for one, ranked in zip(found, expected, strict=True):
+            assert list(one.probabilities) == [each["label"] for each in ranked]
+            assert list(one.probabilities.values()) == pytest.approx([each["score"] for each in ranked], abs=1e-6)
+    assert isinstance(transduce.load(folder, device="cpu", threads=1), Classifier)
+    lines = tmp_path / "texts"
+    lines.write_text("".join(f"{text}\n" for text in TEXTS), "utf-8")
+    assert main(["classify", str(tmp_path / "ours"), str(lines), "--threads", "1"]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == [ranked[0]["label"] for ranked in expected]
+    kept = json.loads((tmp_path / "ours" / "config.json").read_text("utf-8"))
+    if family == "Bert":  # which has a class of theirs for our own folder
+        assert kept["id2label"] == {str(number): name for number, name in LABELS.items()}
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_hidden_words_are_found_as_transformers_finds_them(
+    family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(f"{family}ForMaskedLM")
+    import_model_folder(folder, tmp_path / "ours")
+    filler = load_filler(folder, precision="fp32", device="cpu", threads=1)
+    mask = {"Bert": "[MASK]", "Roberta": "<mask>"}[family]
+    assert filler.mask == mask
+    text = f"I {mask} tea."
+    expected = opened_by_transformers(folder, "fill-mask")(text, top_k=60)
+    special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<pad>", "</s>", "<unk>", "<mask>", ""}
+    words = [each["token_str"].strip() for each in expected if each["token_str"] not in special][:5]
+    for place in (folder, tmp_path / "ours"):
+        (found,) = load_filler(place, precision="fp32", device="cpu", threads=1)(text).masks
+        assert [candidate.text.strip() for candidate in found] == words
+    assert main(["fill", str(tmp_path / "ours"), text, "--threads", "1", "--precision", "fp32"]) == 0
+    shown = [each.rsplit(" ", 1)[0] for each in capsys.readouterr().out.split("\n")[1].strip().split("  ")]
+    assert [word in (each, "\ufffd") for word, each in zip(words, shown, strict=True)] == [True] * 5
+    with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a piece is to be found"):
+        filler("I like tea.")
+
+
+def test_labels_that_a_configuration_does_not_name_have_numbers(make_folder: MakeFolder) -> None:
+    folder = make_folder("BertForSequenceClassification", num_labels=2)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for names in (None, {"0": "one"}, {"0": "same", "1": "same"}, "names"):
+        (folder / "config.json").write_text(json.dumps(config | {"id2label": names}), "utf-8")
+        expected = {"LABEL_0", "LABEL_1"} if names != {"0": "one"} else {"one", "LABEL_1"}
+        assert set(load_classifier(folder, device="cpu", threads=1).labels) == expected
+
+
+@pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
+def test_what_is_no_choice_of_one_class_is_not_classified(
+    settings: dict[str, Any], make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    folder = make_folder("BertForSequenceClassification", **{"num_labels": 3} | settings)
+    import_model_folder(folder, tmp_path / "ours")  # its weights are had nevertheless
+    for place in (folder, tmp_path / "ours"):
+        with pytest.raises(TransduceError, match="needs a model that was trained with `--task classification`"):
+            load_classifier(place, device="cpu", threads=1)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMaskedLM"])
+def test_they_go_back_with_their_task(architecture: str, direct: bool, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder(architecture, id2label=LABELS)
+    import_model_folder(folder, tmp_path / "ours")
+    place = folder if direct else tmp_path / "ours"
+    transduce.export(place, tmp_path / "out", to="huggingface", sources=TEXTS[:2], threads=1)
+    assert (tmp_path / "out" / "task.json").read_bytes() == (tmp_path / "ours" / "task.json").read_bytes()
+    if "Classification" in architecture:
+        ours = opened_by_transformers(tmp_path / "out", "text-classification")(TEXTS, top_k=None)
+        expected = opened_by_transformers(folder, "text-classification")(TEXTS, top_k=None)
+        assert [[each["label"] for each in row] for row in ours] == [
+            [each["label"] for each in row] for row in expected
+        ]
+
+
+@pytest.mark.parametrize("architecture", ["RobertaForSequenceClassification", "RobertaForMaskedLM"])
+def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
+    folder = make_folder(architecture)
+    transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
+    assert "pieces between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert (tmp_path / "out" / "task.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (
+            "BertForTokenClassification",
+            "BertForTokenClassification tells the class of each piece, and a model with this",
+        ),
+        (
+            "RobertaForQuestionAnswering",
+            "RobertaForQuestionAnswering finds answers in a text, and a model with this head",
+        ),
+    ],
+)
+def test_other_heads_are_named(architecture: str, message: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder(architecture)
+    for read in (load_classifier, lambda place: import_model_folder(place, tmp_path / "ours")):
+        with pytest.raises(TransduceError, match=rf"config\.json: {message}"):
+            read(folder)
+
+
+def test_a_tokenizer_of_bytes_is_named(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4, "vocab_size": 384}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1} | sizes), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', "utf-8")
+    with pytest.raises(TransduceError, match="has the tokenizer ByT5Tokenizer, which writes every text as its bytes"):
+        import_model_folder(tmp_path, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("kind", ["classification", "masked-language-model"])
+def test_training_goes_on_from_roberta(kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path) -> None:
+    from transduce.tasks.train import train
+
+    folder, lines = make_folder("RobertaForMaskedLM"), (toy_corpus / "train.en").read_text("utf-8").split("\n")[:60]
+    texts, labels = tmp_path / "texts", tmp_path / "labels"
+    texts.write_text("\n".join(lines) + "\n", "utf-8")
+    labels.write_text("".join(f"{'fish' if 'fish' in line else 'none'}\n" for line in lines), "utf-8")
+    settings = {"task.kind": kind, "task.context": 20, "training.steps": 2, "training.precision": "fp32"}
+    files: dict[str, Any] = {"source": str(texts)} | ({"target": str(labels)} if kind == "classification" else {})
+    train(out=tmp_path / "run", start_from=folder, settings=settings, device="cpu", threads=1, **files)
+    opened = transduce.load(tmp_path / "run", device="cpu", threads=1)
+    if isinstance(opened, Classifier):
+        assert opened.encode(["I like tea."])[0][:: len(opened.encode(["I like tea."])[0]) - 1] == [0, 2]
+        assert set(opened("I like tea.").probabilities) == {"fish", "none"}
+    else:
+        assert load_filler(tmp_path / "run", device="cpu", threads=1)("I <mask> tea.").masks
