@@ -47,25 +47,31 @@ class _Pattern:
     """Several symbols by how they are written in a text."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:
-        self.symbols = {written: symbol.text for written, symbol in symbols.items() if written}
+        self.symbols = {written: symbol for written, symbol in symbols.items() if written}
         longest_first = sorted(self.symbols, key=len, reverse=True)
-        self._expression = re.compile("|".join(_expression(written, symbols[written]) for written in longest_first))
+        self._expression = re.compile("|".join(_expression(each, self.symbols[each]) for each in longest_first))
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """As `SymbolFinder.parts`."""
+        """As `SymbolFinder.parts`. Spaces are looked for from a symbol on: a text may be nothing but them."""
         place = 0
         for match in self._expression.finditer(text) if self.symbols else ():
-            if place < match.start():
-                yield text[place : match.start()], False
-            yield self.symbols[next(filter(None, match.groups()))], True
-            place = match.end()
+            symbol, (start, end) = self.symbols[match.group()], match.span()
+            if start < place:  # it begins with spaces that belong to the one before
+                continue
+            before = text[place:start]
+            before = before.rstrip() if symbol.spaces_before else before
+            if before:
+                yield before, False
+            yield symbol.text, True
+            spaces = _SPACES.match(text, end) if symbol.spaces_after else None
+            place = end if spaces is None else spaces.end()
         if place < len(text):
             yield text[place:], False
 
 
+_SPACES = re.compile(r"\s*")
+
+
 def _expression(written: str, symbol: Symbol) -> str:
-    """A regular expression with the symbol as its only group."""
-    found = f"({re.escape(written)})"
-    if symbol.whole_word:
-        found = rf"(?<!\w){found}(?!\w)"
-    return (r"\s*" if symbol.spaces_before else "") + found + (r"\s*" if symbol.spaces_after else "")
+    found = re.escape(written)
+    return rf"(?<!\w){found}(?!\w)" if symbol.whole_word else found

@@ -1,0 +1,44 @@
+"""Symbols that a text may name outright, and the spaces around them."""
+
+import time
+
+import pytest
+
+from transduce.text.symbols import Symbol, SymbolFinder
+
+FINDER = SymbolFinder(
+    [
+        Symbol("<mask>", spaces_before=True),
+        Symbol("<sep>", spaces_after=True),
+        Symbol("ab", whole_word=True),
+        Symbol("<s>"),
+        Symbol("<s><s>"),
+        Symbol("NEW", normalized=True),
+    ],
+    str.lower,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", []),
+        ("Plain", ["plain"]),
+        ("a <s> b", ["a ", "[<s>]", " b"]),
+        ("<s><s><s>", ["[<s><s>]", "[<s>]"]),  # the longest one first
+        ("a  \t<mask> b", ["a", "[<mask>]", " b"]),
+        ("  <mask>", ["[<mask>]"]),
+        ("a <sep>  b", ["a ", "[<sep>]", "b"]),
+        ("<sep>   <mask>", ["[<sep>]", "[<mask>]"]),
+        ("ab cab ab1 (ab)", ["[ab]", " cab ab1 (", "[ab]", ")"]),
+        ("a new NEW", ["a ", "[NEW]", " ", "[NEW]"]),
+    ],
+)
+def test_symbols_and_what_stands_between_them(text: str, parts: list[str]) -> None:
+    assert [f"[{part}]" if is_symbol else part for part, is_symbol in FINDER.parts(text)] == parts
+
+
+def test_a_text_of_spaces_takes_no_longer_than_another() -> None:
+    began = time.perf_counter()
+    assert "".join(part for part, _ in FINDER.parts(" " * 200_000)) == " " * 200_000
+    assert time.perf_counter() - began < 5.0  # where every space began a search, a minute
