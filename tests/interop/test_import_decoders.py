@@ -221,3 +221,15 @@ def test_a_model_goes_on_to_other_programs(
         printed: list[str] = []
         exec(code, {"print": printed.append})
         assert printed[0].startswith("the beginning")
+
+
+def test_a_long_prompt_is_read_as_far_as_the_model_was_made_for(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder("LlamaForCausalLM", max_position_embeddings=1500)
+    import_model_folder(folder, tmp_path / "m")
+    prompt = "nobody eats the fish. " * 90
+    theirs, _ = continued(folder, prompt, 12)
+    for place in (folder, tmp_path / "m"):
+        generator = load_generator(place, precision="fp32", device="cpu", threads=1)
+        assert generator.context == 1500
+        assert 1024 < len(generator.prompt_ids(prompt)) < 1400
+        assert generator(prompt, search=SearchSettings(beam_size=1, max_length=12)).text == theirs

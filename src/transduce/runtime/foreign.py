@@ -135,6 +135,16 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
 
 
+def foreign_context(folder: Path) -> int | None:
+    """How many pieces a Hugging Face folder's language model was made to look back on; None where it does not say.
+
+    Raises:
+        TransduceError: it cannot be read.
+    """
+    said = _config(folder).get("max_position_embeddings")
+    return said if isinstance(said, int) and said >= 2 else None
+
+
 def foreign_search_settings(folder: Path) -> SearchSettings:
     """How a Hugging Face folder wants to be searched.
 

@@ -24,6 +24,7 @@ from transduce.runtime.continuing import ContinuingScorer
 from transduce.runtime.decoding import build_rules
 from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.folder import read_decoder_folder
+from transduce.runtime.foreign import foreign_context, is_foreign
 from transduce.runtime.placement import place_model
 from transduce.runtime.precision import precision_of
 from transduce.runtime.summary import summary
@@ -358,7 +359,8 @@ def _read_context(folder: Path, config: ModelConfig) -> int:
     """What the model was trained with: its run's settings say it, or else its positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
-        return most
+        said = foreign_context(folder) if is_foreign(folder) else None
+        return most if said is None or config.positions == "learned" else said
     task = read_toml(folder, "settings.toml").get("task")
     said = task.get("context") if isinstance(task, dict) else None
     if not isinstance(said, int) or said < 2:

@@ -10,7 +10,7 @@ from transduce.given import as_path
 from transduce.interop.huggingface import class_for
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.foreign import check_foreign, foreign_search_settings
+from transduce.runtime.foreign import check_foreign, foreign_context, foreign_search_settings
 from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
 from transduce.runtime.languages import with_languages
 from transduce.runtime.task_card import TASK_CARD, find_task_card
@@ -65,6 +65,8 @@ def import_model_folder(
         documents[TASK_CARD] = card.text()
     if kind == "transformer":  # nothing else has a search of its own
         documents["settings.toml"] = _settings(foreign_search_settings(folder))
+    if kind == "decoder" and (context := foreign_context(folder)) is not None:
+        documents["settings.toml"] = f"[task]\ncontext = {context}\n"
     write_model_folder(
         out,
         weights=weights,
