@@ -61,6 +61,25 @@ def test_the_test_set_is_looked_for(capsys: Capture, write_lines: WriteLines) ->
     assert "FAULT test pairs" in capsys.readouterr().out
 
 
+def test_files_of_pairs_are_examined_as_two_files_are(capsys: Capture, write_lines: WriteLines) -> None:
+    def told(*arguments: str) -> list[str]:
+        assert main(["doctor", *arguments, *COMPUTING]) == 0
+        return capsys.readouterr().out.split("\n")[1:-2]  # between the files' names and the seconds
+
+    pairs = list(zip(SOURCE, TARGET, strict=False))
+    pairs[7] = (pairs[7][0], "\u00e2\u20ac\u2122 damaged")
+    sides = [str(write_lines(f"a.{code}", [pair[side] for pair in pairs])) for side, code in enumerate(("zh", "en"))]
+    expected = told("--source", sides[0], "--target", sides[1])
+    assert any(line.startswith("look") and "damaged characters" in line for line in expected)
+    tabs = str(write_lines("pairs.tsv", map("\t".join, pairs)))
+    objects = [json.dumps({"translation": {"zh": one, "en": other}}) for one, other in pairs]
+    lines = str(write_lines("pairs.jsonl", objects))
+    for arguments in ([tabs], [lines, "--languages", "zh", "en"]):
+        found = told("--source", *arguments)
+        places = [line.replace(f"{arguments[0]}:", f"{sides[0]}:") for line in found]
+        assert places == [line.replace(f"{sides[1]}:", f"{sides[0]}:") for line in expected]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,6 +16,7 @@ from transduce.inspection.corpus_doctor.page import html_page
 from transduce.inspection.doctor import DoctorReport, examine
 from transduce.inspection.doctor.place import open_subject
 from transduce.runtime.machine import detect_machine
+from transduce.text.corpus import format_of
 
 if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizer
@@ -36,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
-    add("--source", nargs="+", metavar="FILE", help="source text, a sentence a line, plain or gzip")
+    add("--source", nargs="+", metavar="FILE", help="source text, a sentence a line, plain or gzip; or files of pairs")
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")
     add("--test-source", nargs="+", default=[], metavar="FILE", help="the test set, to find its sentences in the text")
     add("--test-target", nargs="+", default=[], metavar="FILE", help="the test set's target side")
+    add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes, where JSON lines have them for keys")
     add("--json", metavar="PATH", help="write the report as JSON; - for standard output")
     add("--html", metavar="PATH", help="write the corpus' page as HTML")
     add_place(parser)  # it examines in float64, whatever the model computes in elsewhere
@@ -68,7 +70,9 @@ def _check_options(options: argparse.Namespace) -> None:
             "The doctor needs a model, a settings file, or text: name one, or give --source and --target."
         )
     for one, other in (("source", "target"), ("test_source", "test_target")):
-        if bool(getattr(options, one)) != bool(getattr(options, other)):
+        sources, targets = getattr(options, one), getattr(options, other)
+        are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
+        if bool(sources) != bool(targets) and not are_pairs:
             names = [name.replace("_", "-") for name in (one, other)]
             raise TransduceError(f"--{names[0]} and --{names[1]} belong together: give both.")
     if options.test_source and not options.source:
@@ -77,13 +81,18 @@ def _check_options(options: argparse.Namespace) -> None:
         raise TransduceError("--html is the page of a corpus: give --source and --target too.")
 
 
+def _holds_pairs(path: str) -> bool:
+    return format_of(path, "auto") != "lines"
+
+
 def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
     sys.stderr.write("Looking through the text; this takes about a minute for 150,000 pairs.\n")
     return examine_corpus(
         options.source,
-        options.target,
+        options.target or (),
         test_source=options.test_source,
         test_target=options.test_target,
+        languages=None if options.languages is None else (options.languages[0], options.languages[1]),
         tokenizer=_tokenizer(options.model),
     )
 

@@ -24,7 +24,7 @@ from transduce.commands.options import (
 )
 from transduce.durable import file_sha256, is_no_file
 from transduce.errors import TransduceError
-from transduce.runtime.bulk import Job, Portion, portions, shard_from, skip_lines, translate_portions
+from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.translator import Translator
@@ -122,7 +122,8 @@ def run(options: argparse.Namespace) -> int:
         )
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
-    waiting = portions(lines, shard=shard, phrases=phrases)
+    size = lines_at_once(detect_machine(options.device).device)
+    waiting = portions(lines, shard=shard, phrases=phrases, size=size)
     if options.output and not is_no_file(Path(options.output)):
         write_to_file(options, folders, job, waiting)
         return 0

@@ -13,6 +13,7 @@ from transduce.search.settings import SearchSettings
 # Lines that are sorted by length together and written at once. The same for any number of workers, so that a sentence
 # meets the same others in its batch.
 LINES_AT_ONCE = 512
+_LINES_OF_A_GPU = 16 * LINES_AT_ONCE  # whose batches are as much larger
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,11 @@ class Portion(msgspec.Struct, frozen=True):
     lines: list[str]
     phrases: list[list[str]]
     """What each one's translation contains, besides the job's phrases."""
+
+
+def lines_at_once(device: str) -> int:
+    """How many lines make a portion for this device."""
+    return _LINES_OF_A_GPU if device.startswith("cuda") else LINES_AT_ONCE
 
 
 def portions(

@@ -11,7 +11,7 @@ from transduce.inspection.corpus_doctor.languages import language_findings
 from transduce.inspection.corpus_doctor.pieces import piece_findings
 from transduce.inspection.corpus_doctor.repeats import repeat_findings
 from transduce.inspection.corpus_doctor.report import CorpusReport, Finding, severity_of
-from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_side
+from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_corpus
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 
@@ -20,20 +20,22 @@ _MOST_SHOWN = 8
 
 def examine_corpus(
     source: Sequence[str],
-    target: Sequence[str],
+    target: Sequence[str] = (),
     *,
     test_source: Sequence[str] = (),
     test_target: Sequence[str] = (),
+    languages: tuple[str, str] | None = None,
     tokenizer: Tokenizer | None = None,
     filters: FilterSettings | None = None,
 ) -> CorpusReport:
-    """Looks through two files that should correspond line by line. Their text is held in memory.
+    """Looks through two files that should correspond line by line, or a file of pairs. Text is held in memory.
 
     Args:
-        source: files of the source side, plain or gzip.
+        source: files of the source side, plain or gzip; or, without a target, of pairs (.tsv, .jsonl).
         target: files of the target side.
         test_source: the test set's, to look for its sentences in the training text.
         test_target: its other side.
+        languages: codes of both, where JSON lines have them for keys.
         tokenizer: a model's; one is learnt where nothing is said.
         filters: what training leaves out.
 
@@ -41,10 +43,8 @@ def examine_corpus(
         TransduceError: a file is missing, empty, or in another encoding than UTF-8.
     """
     started_at = time.monotonic()
-    text = CorpusText(read_side("source", source), read_side("target", target))
-    test = None
-    if test_source and test_target:
-        test = CorpusText(read_side("source", test_source), read_side("target", test_target))
+    text = read_corpus(source, target, languages)
+    test = read_corpus(test_source, test_target, languages) if test_source else None
     stretches, alignment = _alignment_findings(text)
     findings = (
         _line_counts(text),
@@ -58,7 +58,7 @@ def examine_corpus(
     return CorpusReport(
         passed=all(finding.severity != "problem" for finding in findings),
         source=tuple(source),
-        target=tuple(target),
+        target=tuple(target or source),
         source_lines=len(text.source.lines),
         target_lines=len(text.target.lines),
         stretches=stretches,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.report import Example, Finding, severity_of, shortened
+from transduce.text.corpus import CorpusFiles, PairReader
 from transduce.text.files import LineNotes, read_lines
 
 EXAMPLES = 3
@@ -67,6 +68,27 @@ class CorpusText:
     def pairs(self) -> int:
         """Lines that have a counterpart of the same number."""
         return min(len(self.source.lines), len(self.target.lines))
+
+
+def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
+    """Both sides of files line by line or, where no target is given, of files of pairs (.tsv, .jsonl).
+
+    Raises:
+        TransduceError: a file is missing, empty, in another encoding than UTF-8, or holds no pairs where it should.
+    """
+    if target:
+        return CorpusText(read_side("source", source), read_side("target", target))
+    notes, starts = LineNotes(), []
+    lines: tuple[list[str], list[str]] = ([], [])
+    for path in source:
+        starts.append(len(lines[0]))
+        for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
+            lines[0].extend(block.sources)
+            lines[1].extend(block.targets)
+    paths, firsts = tuple(source), tuple(starts)
+    return CorpusText(
+        Side("source", paths, lines[0], firsts, notes), Side("target", paths, lines[1], firsts, LineNotes())
+    )
 
 
 def line_finding(
