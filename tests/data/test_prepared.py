@@ -79,6 +79,7 @@ def test_equal_input_gives_equal_files(files: CorpusFiles, tokenizer: Tokenizer,
         prepare(files, tokenizer, FilterSettings(), tmp_path / name, hold_out=HoldOutSettings(), workers=workers).folder
         for name, workers in (("a", 1), ("b", 3))
     ]
+    assert len({tuple(sorted(path.name for path in folder.iterdir())) for folder in folders}) == 1
     for path in folders[0].iterdir():
         assert path.read_bytes() == (folders[1] / path.name).read_bytes()
 

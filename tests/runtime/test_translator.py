@@ -281,7 +281,9 @@ def test_translations_begin_with_the_prefix(translator: Translator, sentences: l
 
 
 def test_no_run_comes_twice(translator: Translator, sentences: list[str]) -> None:
-    for translation in translator(sentences, search=SearchSettings(no_repeated_ngrams=2, max_length=20)):
-        pieces = translation.alternatives[0].pieces
-        runs = list(pairwise(pieces))
-        assert len(runs) == len(set(runs))
+    def repeating(search: SearchSettings) -> int:
+        found = [list(pairwise(each.alternatives[0].pieces)) for each in translator(sentences, search=search)]
+        return sum(len(set(runs)) < len(runs) for runs in found)
+
+    assert repeating(SearchSettings(min_length=16, max_length=20)) > 0
+    assert repeating(SearchSettings(min_length=16, max_length=20, no_repeated_ngrams=2)) == 0
