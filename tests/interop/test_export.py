@@ -16,7 +16,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.interop import ctranslate2, onnx, tokenizer_files
 from transduce.model.build import Model
-from transduce.runtime import exporters, folder
+from transduce.runtime import exporters, folder_writing
 from transduce.runtime.comparison import Agreement
 from transduce.runtime.export import export
 from transduce.runtime.folder import Manifest, ModelFolder
@@ -223,7 +223,7 @@ def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
         text = json.dumps(tokenizer_json(tokenizer.source), ensure_ascii=False)
         return right(tokenizer, *arguments) | {"tokenizer.json": json.loads(text.replace("喜", "欢"))}
 
-    patch.setattr(folder, "tokenizer_files", wrong)
+    patch.setattr(folder_writing, "tokenizer_files", wrong)
 
 
 @pytest.mark.parametrize(
