@@ -11,8 +11,8 @@ def test_figures_by_hand() -> None:
     report = score_labels(["a", "a", "b", "a", "d"], ["a", "a", "b", "c", "a"])
     assert (report.texts, report.right) == (5, 3)
     assert report.accuracy == pytest.approx(60.0)
-    assert report.macro_f1 == pytest.approx(100 * (2 * 2 / 6 + 1.0 + 0.0) / 3)
-    assert "accuracy 60.00 % (3 of 5 texts), macro F1 55.56" in str(report)
+    assert report.macro_f1 == pytest.approx(100 * (2 * 2 / 6 + 1.0 + 0.0 + 0.0) / 4)  # d was given and never right
+    assert "accuracy 60.00 % (3 of 5 texts), macro F1 41.67" in str(report)
 
 
 @pytest.mark.parametrize(("predicted", "right"), [(["a"], []), ([], []), (["a"], ["a", "b"])])

@@ -101,6 +101,18 @@ def test_a_shuffled_part_has_no_translations(zh_en: Sides) -> None:
     assert abs(after[0] - 4001) <= NEAR_LINES
 
 
+@pytest.mark.parametrize("lines", [200, 2000])
+def test_a_target_in_another_order_is_not_in_step(write_lines: WriteLines, corpus: Sides, lines: int) -> None:
+    source, target = corpus[0][:lines], corpus[1][:lines]
+    mixed = random.Random(1).sample(target, lines)
+    for other, severity in ((target, "fine"), (mixed, "problem"), (corpus[1][3000 : 3000 + lines], "problem")):
+        report = examine_corpus([str(write_lines("a.src", source))], [str(write_lines("a.tgt", other))])
+        finding = next(each for each in report.findings if each.name == "alignment")
+        assert finding.severity == severity
+        assert finding.message.startswith("nothing tells that the lines correspond") == (severity == "problem")
+        assert report.passed == (severity != "problem")
+
+
 def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
     """Neighbours are alike there, so lengths say little."""
     pairs = sorted(zip(*zh_en, strict=True), key=lambda pair: len(pair[1]))

@@ -79,6 +79,9 @@ def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tm
         (b"a 1 2 3\nb 1 x 3\n", r"line 2: a line must hold a word and 3 numbers, but begins 'b 1 x 3"),
         (b"5 3\na \x00\x00\x80\x3f", r"must hold 5 vectors by its first line, but breaks off after 0"),
         (b"word\n", r"line 1: a line must hold a word and 1 numbers"),
+        (b"a 1 2 3\nb 1 nan 3\n", r"line 2: a vector must hold finite numbers: leave the line out"),
+        (b"a 1 2 3\nb 1 1e39 3\n", r"line 2: a vector must hold finite numbers"),
+        (b"1 3\na " + np.array([1, np.inf, 2], "<f4").tobytes(), r"vector 1 must hold finite numbers, but does not"),
         (b"3 99999999\n", r"line 1: vectors must have 1 to 65,536 numbers, but have 99,999,999"),
     ],
 )

@@ -1,5 +1,7 @@
 """The whole model: equal to PyTorch's layers; blind to the future, to padding, to batch-mates; of the right size."""
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
@@ -353,3 +355,38 @@ def test_a_bfloat16_model_trains() -> None:
 def test_an_impossible_configuration_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         ModelConfig(**{**msgspec.structs.asdict(TINY), **changes})
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (
+            [[5, 1]],
+            torch.ones(1, 2, dtype=torch.long),
+            r"`source_ids` must be a tensor of piece ids, .* but is \[\[5, 1",
+        ),
+        (torch.ones(2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long), r"but is of the shape \(2,\)"),
+        (
+            torch.ones(2, 3, dtype=torch.long),
+            torch.ones(1, 2, dtype=torch.long),
+            "there are 2 rows of `source_ids` and 1",
+        ),
+    ],
+)
+def test_what_is_no_batch_of_ids_is_told(source: Any, target: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        Transformer(TINY)(source, target)
+
+
+def test_what_is_no_configuration_is_told() -> None:
+    anything: Any = 512
+    with pytest.raises(TransduceError, match="A model is made of a `ModelConfig`, but 512 was given"):
+        Transformer(anything)
+    for settings, message in (
+        ({"source_vocabulary_size": "100"}, "`model.source_vocabulary_size` must be at least 1, but is '100'"),
+        ({"num_heads": 8.0}, "`model.num_heads` must be at least 1, but is 8.0"),
+        ({"dropout": "0.1"}, r"`model.dropout` must be in \[0, 1\), but is '0.1'"),
+    ):
+        sizes: dict[str, Any] = {"source_vocabulary_size": 9, "target_vocabulary_size": 9} | settings
+        with pytest.raises(TransduceError, match=message):
+            ModelConfig(**sizes)

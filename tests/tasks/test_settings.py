@@ -16,6 +16,7 @@ from transduce.tasks.settings import (
     setting_names,
     to_toml,
 )
+from transduce.tasks.train import train
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 
@@ -153,3 +154,15 @@ def test_setting_names_are_those_that_scripts_rely_on() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         Settings().preset = "tiny"  # type: ignore[misc]
+
+
+def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: Path) -> None:
+    settings = {"tokenizer.joint": False, "model.tie_source_target": True, "tokenizer.vocabulary_size": 300}
+    with pytest.raises(TransduceError, match="but source and target have vocabularies of their own"):
+        train(
+            out=tmp_path / "m",
+            source=toy_corpus / "train.zh",
+            target=toy_corpus / "train.en",
+            settings=settings,
+            dry_run=True,
+        )

@@ -34,6 +34,7 @@ def test_a_mask_stands_for_a_piece_with_its_space() -> None:
     assert len(ids) == len(made.encode("the")) + 1 + len(made.encode("sat on the")) + 1
     assert whole[0] == ids[0]
     assert encode_with_masks(made, "[MASK]") == [marks.mask]
+    assert encode_with_masks(made, "") == encode_with_masks(made, "  ") == []
     inside = encode_with_masks(made, "the ca[MASK]")
     assert inside[-1] == marks.mask
     assert made.decode(inside[:-1]) == "the ca"

@@ -112,6 +112,13 @@ def test_settings_are_checked(settings: dict[str, object], message: str) -> None
         LowRankSettings(**settings)  # type: ignore[arg-type]
 
 
+def test_a_rank_beyond_the_narrowest_projection_is_refused(pretrained: Transformer) -> None:
+    width = pretrained.config.d_model
+    adapt(copy.deepcopy(pretrained), LowRankSettings(rank=width))
+    with pytest.raises(TransduceError, match=rf"can have no higher rank than the narrowest .* is wide, {width}"):
+        adapt(copy.deepcopy(pretrained), LowRankSettings(rank=width + 1))
+
+
 def test_a_model_is_adapted_once(pretrained: Transformer) -> None:
     model = copy.deepcopy(pretrained)
     adapt(model, LowRankSettings())

@@ -7,7 +7,8 @@ import msgspec
 
 from transduce.commands.options import add_computing, check_writable, write_report
 from transduce.commands.translate import stdin_lines
-from transduce.runtime.filler import Candidate, Filling, load_filler
+from transduce.errors import TransduceError
+from transduce.runtime.filler import Candidate, Filler, Filling, load_filler
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,20 @@ def run(options: argparse.Namespace) -> int:
     """Prints each text with its masks filled, and below it what else may stand there."""
     check_writable(report=options.json, inputs=[options.model])
     filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
-    texts = [text for text in stdin_lines() if text.strip()] if options.text == "-" else [options.text]
-    report = FillReport(fillings=[filler(text, candidates=options.candidates) for text in texts])
-    write_report(report, options.json)
+    lines = stdin_lines() if options.text == "-" else [options.text]
+    fillings = [
+        _fill(filler, line, options, number)
+        for number, line in enumerate(lines, 1)
+        if line.strip() or options.text != "-"
+    ]
+    write_report(FillReport(fillings=fillings), options.json)
     return 0
+
+
+def _fill(filler: Filler, text: str, options: argparse.Namespace, number: int) -> Filling:
+    try:
+        return filler(text, candidates=options.candidates)
+    except TransduceError as error:
+        if options.text != "-":
+            raise
+        raise TransduceError(f"Standard input, line {number:,}: {error}") from error

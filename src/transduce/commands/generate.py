@@ -83,6 +83,8 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
     """
     if options.greedy and options.beam_size:
         raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
+    if options.greedy and options.n_best > 1:
+        raise TransduceError(f"--greedy finds one text, but --n-best is {options.n_best}: say --beam-size, or draw.")
     drawn = not (options.greedy or options.beam_size)
     if not drawn:
         way = "--greedy" if options.greedy else "--beam-size"

@@ -16,7 +16,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float
     """Share of the texts with the right label."""
     macro_f1: float
-    """F1 of each right label by itself, then the mean: rare labels count as much as frequent ones."""
+    """F1 of each label that was right or was given, by itself, then the mean: rare labels count as much as frequent
+    ones. scikit-learn's."""
 
     def __str__(self) -> str:
         return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
@@ -39,7 +40,7 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
         )
     hits = Counter(mine for mine, theirs in zip(predicted, right, strict=True) if mine == theirs)
     said, there = Counter(predicted), Counter(right)
-    scores = [2 * hits[label] / (said[label] + there[label]) for label in sorted(there)]
+    scores = [2 * hits[label] / (said[label] + there[label]) for label in sorted(said | there)]
     return AccuracyReport(
         texts=len(right),
         right=hits.total(),

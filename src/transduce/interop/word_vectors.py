@@ -221,7 +221,8 @@ def _read_text(line: bytes, file: IO[bytes], path: Path, *, number: int) -> Iter
     while line:
         parts = line.rstrip().rsplit(b" ", width)
         try:
-            vector = np.array([float(part) for part in parts[1:]], np.float32)
+            with np.errstate(over="ignore"):
+                vector = np.array([float(part) for part in parts[1:]], np.float32)
         except ValueError:
             vector = np.zeros(0, np.float32)
         if width < 1 or len(vector) != width:
@@ -229,6 +230,8 @@ def _read_text(line: bytes, file: IO[bytes], path: Path, *, number: int) -> Iter
                 f"{path}, line {number:,}: a line must hold a word and {max(1, width)} numbers, but begins "
                 f"{line[:40].decode('utf-8', 'replace')!r}: it is no file of word2vec or GloVe, or damaged."
             )
+        if not np.isfinite(vector).all():
+            raise TransduceError(f"{path}, line {number:,}: a vector must hold finite numbers: leave the line out.")
         yield parts[0].decode("utf-8", "replace"), vector
         line, number = file.readline(1 << 24), number + 1
 
@@ -244,7 +247,10 @@ def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, in
                 f"{path} must hold {shape[0]:,} vectors by its first line, but breaks off after {number:,}: copy it "
                 "again."
             )
-        yield word.lstrip(b"\n").decode("utf-8", "replace"), np.frombuffer(vector, "<f4").astype(np.float32)
+        values = np.frombuffer(vector, "<f4").astype(np.float32)
+        if not np.isfinite(values).all():
+            raise TransduceError(f"{path}: vector {number + 1:,} must hold finite numbers, but does not: leave it out.")
+        yield word.lstrip(b"\n").decode("utf-8", "replace"), values
 
 
 class _Bytes:

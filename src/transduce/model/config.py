@@ -281,11 +281,11 @@ def _check_sizes(config: ModelConfig) -> None:
     own = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
     for name in (*own, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
         size = getattr(config, name)
-        if size is not None and size < 1:
-            raise TransduceError(f"`model.{name}` must be at least 1, but is {size}.")
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise TransduceError(f"`model.{name}` must be at least 1, but is {size!r}.")
     for name in _COUNTS:
-        if getattr(config, name) < 0:
-            raise TransduceError(f"`model.{name}` must be at least 0, but is {getattr(config, name)}.")
+        if not (isinstance(count := getattr(config, name), int) and count >= 0):
+            raise TransduceError(f"`model.{name}` must be at least 0, but is {count!r}.")
     if config.d_model % 2 and (config.positions == "sinusoidal" or config.kind == "recurrent"):
         reason = "half for each direction" if config.kind == "recurrent" else "a sine and a cosine a pair"
         raise TransduceError(f"`model.d_model` must be even ({reason}), but is {config.d_model}.")
@@ -298,12 +298,12 @@ def _check_sizes(config: ModelConfig) -> None:
 
 def _check_ranges(config: ModelConfig) -> None:
     for name in _PROBABILITIES:
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise TransduceError(f"`model.{name}` must be in [0, 1), but is {getattr(config, name)}.")
+        if not (isinstance(share := getattr(config, name), float | int) and 0.0 <= share < 1.0):
+            raise TransduceError(f"`model.{name}` must be in [0, 1), but is {share!r}.")
     for name in _POSITIVE:
         value = getattr(config, name)
-        if value is not None and not 0.0 < value < float("inf"):
-            raise TransduceError(f"`model.{name}` must be a positive number, but is {value}.")
+        if value is not None and not (isinstance(value, float | int) and 0.0 < value < float("inf")):
+            raise TransduceError(f"`model.{name}` must be a positive number, but is {value!r}.")
 
 
 def _check_vocabularies(config: ModelConfig) -> None:

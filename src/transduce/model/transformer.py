@@ -5,6 +5,7 @@ Legend: B batch, S source length, T target length, D model width, V vocabulary.
 
 from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
@@ -35,7 +36,11 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
         Returns:
             (B, T, V).
+
+        Raises:
+            TransduceError: they are no ids of as many sentences.
         """
+        _check_ids(source_ids, target_input_ids)
         return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
@@ -79,3 +84,15 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def start(self, source_ids: Tensor) -> DecodingState:
         """Encodes these sentences, (B, S); what is returned decodes them step by step."""
         return MemoryState(self, source_ids)
+
+
+def _check_ids(source_ids: Tensor, target_input_ids: Tensor) -> None:
+    for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
+            found = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+            raise TransduceError(f"`{name}` must be a tensor of piece ids, a row a sentence, but is {found}.")
+    if len(source_ids) != len(target_input_ids):
+        raise TransduceError(
+            f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "
+            f"{len(target_input_ids)} of `target_input_ids`."
+        )

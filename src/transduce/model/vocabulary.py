@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.masks import present_positions
 
@@ -16,6 +17,8 @@ class VocabularyModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise TransduceError(f"A model is made of a `ModelConfig`, but {config!r} was given.")
         self.config = config
         self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
         target_shape = (config.target_vocabulary_size, config.d_model)

@@ -77,8 +77,8 @@ class Filler:
         Raises:
             TransduceError: there is no mask, the text is too long, or no candidate is asked for.
         """
-        if candidates < 1:
-            raise TransduceError(f"At least 1 candidate a mask must be asked for, but it is {candidates}.")
+        if not isinstance(candidates, int) or candidates < 1:
+            raise TransduceError(f"At least 1 candidate a mask must be asked for, but it is {candidates!r}.")
         ids = encode_with_masks(self.tokenizer.source, as_text(text))
         masks = [place for place, id in enumerate(ids) if id == self._marks.mask]
         if not masks:

@@ -151,6 +151,38 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
     return ModelFolder(model, _read_tokenizer(folder, config), manifest)
 
 
+def was_saved_again(folder: Path) -> bool:
+    """Whether Hugging Face's library opened an exported model and saved it: its own files are there, and no manifest.
+
+    Raises:
+        TransduceError: there is no folder of a model.
+    """
+    content = read_json(_checked_place(folder), CONFIG, dict[str, Any], " as a model's configuration")
+    return "transduce" in content and "transformers_version" in content and not (folder / MANIFEST).exists()
+
+
+def read_saved_again(folder: Path) -> ModelFolder[Model]:
+    """Reads such a folder. The tokenizer is ours, whose files are not saved there.
+
+    Raises:
+        TransduceError: they were not copied, or the folder is damaged.
+    """
+    if not (folder / TOKENIZER_CARD).exists():
+        raise TransduceError(
+            f"{folder} was saved by Hugging Face's library from a model of transduce, without our tokenizer: copy "
+            f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm) there from the folder that was "
+            "opened."
+        )
+    config = _read_config(folder)
+    read_tensor_entries(folder, WEIGHTS)
+    model: Model = _empty_model(folder, config, build_model)
+    model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION, versions={}, source_language=None, target_language=None, sha256={}
+    )
+    return ModelFolder(model.eval(), _read_tokenizer(folder, config), manifest)
+
+
 def read_series_model(folder: Path) -> SeriesTransformer:
     """Reads the model of a folder that foretells time series; otherwise as `read_any_model_folder`.
 
@@ -165,6 +197,10 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
     """The model of a folder that transduce wrote, and the manifest."""
+    if was_saved_again(folder):
+        raise TransduceError(
+            f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by `transduce import`."
+        )
     manifest = _read_checked_manifest(folder)
     read_tensor_entries(folder, WEIGHTS)
     model = _empty_model(folder, config, build)

@@ -107,8 +107,8 @@ class Forecaster:
 
     def _check_options(self, steps: int, samples: int) -> None:
         for name, value, least in (("steps", steps, 1), ("samples", samples, 0)):
-            if value < least:
-                raise TransduceError(f"`{name}` must be at least {least}, but is {value}.")
+            if not (isinstance(value, int) and value >= least):
+                raise TransduceError(f"`{name}` must be at least {least}, but is {value!r}.")
         if samples and not self.model.config.foretells_deviations:
             raise TransduceError(
                 f"`samples` is {samples}, but this model foretells no deviations to draw by: train one with "
@@ -117,7 +117,10 @@ class Forecaster:
 
     def _checked(self, history: ArrayLike) -> Numbers:
         """A window of one row, (1, N, C)."""
-        values, columns = np.asarray(history, np.float64), len(self.card.columns)
+        try:
+            values, columns = np.asarray(history, np.float64), len(self.card.columns)
+        except (TypeError, ValueError) as error:
+            raise TransduceError(f"A history must be a table of numbers, but this one is none: {error}.") from None
         values = values[:, None] if values.ndim == 1 else values
         if values.ndim != 2 or values.shape[1] != columns:
             raise TransduceError(

@@ -8,7 +8,7 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.given import as_path
 from transduce.interop.huggingface import class_for
-from transduce.runtime.folder import read_any_model_folder
+from transduce.runtime.folder import read_any_model_folder, read_saved_again, was_saved_again
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.foreign import check_foreign, foreign_context, foreign_search_settings
 from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
@@ -40,6 +40,9 @@ def import_model_folder(
 ) -> ImportReport:
     """Writes a Hugging Face model as a folder of ours: weights, configuration, tokenizer, and how it was searched.
 
+    A model of ours that was exported there, opened and saved comes back the same way, once our tokenizer's files are
+    copied beside it.
+
     Where a class there computes the model, the tokenizer's own files stand beside ours.
 
     Args:
@@ -52,20 +55,26 @@ def import_model_folder(
         TransduceError: the folder cannot be imported, or there is a model in `out`.
     """
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
-    model_type = check_foreign(folder)
+    is_own = was_saved_again(folder)
+    model_type = "transduce" if is_own else check_foreign(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
-    content = with_languages(read_any_model_folder(folder), source_language, target_language)
-    languages = (content.manifest.source_language, content.manifest.target_language)
+    if is_own:
+        content, languages = read_saved_again(folder), (source_language, target_language)
+    else:
+        content = with_languages(read_any_model_folder(folder), source_language, target_language)
+        languages = (content.manifest.source_language, content.manifest.target_language)
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
-    kept = read_kept_files(folder, languages) if class_for(content.model.config) is not None else {}
+    kept = {} if is_own else read_kept_files(folder, languages) if class_for(content.model.config) is not None else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
     if (card := find_task_card(folder)) is not None:
         documents[TASK_CARD] = card.text()
-    if kind == "transformer":  # nothing else has a search of its own
+    if is_own and (folder / "settings.toml").is_file():
+        documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
+    elif kind == "transformer":  # nothing else has a search of its own
         documents["settings.toml"] = _settings(foreign_search_settings(folder))
-    if kind == "decoder" and (context := foreign_context(folder)) is not None:
+    elif kind == "decoder" and (context := foreign_context(folder)) is not None:
         documents["settings.toml"] = f"[task]\ncontext = {context}\n"
     write_model_folder(
         out,

@@ -212,8 +212,11 @@ class Classification(TextKind):
         return LabelledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In texts and classes."""
-        return f"{corpus.pairs:,} texts of {len(labels_of(corpus)):,} classes"
+        """In texts and classes; of some there may be no text to learn from."""
+        classes, learnt = labels_of(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
+        unseen = ", ".join(f"“{label}”" for label in classes if label not in learnt)
+        alone = f" (of the dev set alone: {unseen})" if unseen else ""
+        return f"{corpus.pairs:,} texts of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabelledBatch) -> dict[str, Any]:
         """A label is the number of a class, not a piece."""

@@ -208,10 +208,13 @@ def use_prepared(
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
         ("data.languages", card.files.languages and data.languages, card.files.languages),
-        ("data.filters", None if data.filters == FilterSettings() else text.filters, card.filters),
+        *(
+            (f"data.filters.{name}", None if data.filters == FilterSettings() else value, getattr(card.filters, name))
+            for name, value in msgspec.structs.asdict(text.filters).items()
+        ),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
-        if said and said != found:
+        if said not in (None, ()) and said != found:
             raise TransduceError(
                 f"`{name}` is {said}, but {prepared} was prepared with {found}: leave it out, or prepare again."
             )

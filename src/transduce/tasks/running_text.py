@@ -30,12 +30,15 @@ def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: b
         anew: also where that file is there.
 
     Raises:
-        TransduceError: a text cannot be read.
+        TransduceError: a text cannot be read, or there is none.
     """
     if anew or not path.exists():
         documents = (document for file in files for document in _documents(file, chosen))
+        content = "".join("\n".join([*document, "", ""]) for document in documents)
+        if not content:
+            raise TransduceError(f"There is no sentence in {', '.join(files)}: name files with text.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, "".join("\n".join([*document, "", ""]) for document in documents).encode())
+        write_file(path, content.encode())
     return str(path)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.largest import largest_batches
 from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
 from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
 from transduce.tasks.kind import Preparation, Share, TaskKind
 from transduce.tasks.resolved import ResolvedSettings
@@ -111,6 +112,19 @@ class TextKind(TaskKind[TaskCorpus]):
         usual = FilterSettings()
         idle = {name: getattr(usual, name) for name in self.idle_filters}
         return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **idle))
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """The model as it is.
+
+        Raises:
+            TransduceError: one matrix was to embed the pieces of two vocabularies.
+        """
+        if config.tie_source_target and not corpus.tokenizer.joint:
+            raise TransduceError(
+                "`model.tie_source_target` gives a piece the same vector on both sides, but source and target have "
+                "vocabularies of their own (`tokenizer.joint` = false): leave one of the two out."
+            )
+        return config
 
     # --- batches ---
 

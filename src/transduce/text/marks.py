@@ -5,6 +5,7 @@ spell them otherwise: RoBERTa's are <s>, </s> and <mask>.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from transduce.errors import TransduceError
@@ -72,7 +73,7 @@ def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
     ids = vocabulary.encode(text)
     if vocabulary.piece(space) != "▁":  # no such piece: the id is the unknown one's
         return ids
-    return [id for id, after in zip(ids, [*ids[1:], None], strict=True) if not (id == space and after == mask)]
+    return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after == mask)]
 
 
 def ordinary_pieces(vocabulary: Vocabulary) -> list[int]:

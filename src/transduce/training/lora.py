@@ -107,6 +107,12 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
         raise TransduceError("The model is adapted already: merge its updates before you adapt it again.")
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith(fresh)
+    narrowest = min(min(module.weight.shape) for _, module in layers if isinstance(module, nn.Linear))
+    if settings.rank > narrowest:
+        raise TransduceError(
+            f"`training.lora_rank` is {settings.rank}, but a product of two matrices can have no higher rank than the "
+            f"narrowest projection is wide, {narrowest}: make it smaller."
+        )
     generator = torch.Generator().manual_seed(settings.seed)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for _, module in layers:

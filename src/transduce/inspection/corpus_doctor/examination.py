@@ -85,6 +85,8 @@ def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Fin
         message = f"fewer than {FEWEST_LINES} lines, too few to tell whether they correspond"
         return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
     alignment = align(side_features(text.source.lines), side_features(text.target.lines))
+    if alignment.is_of_strangers:
+        return (), [_strangers(len(text.source.lines))]
     return alignment.stretches, [_alignment(text, alignment), _unlikely(text, alignment)]
 
 
@@ -101,6 +103,17 @@ def _alignment(text: CorpusText, alignment: Alignment) -> Finding:
         share=count / len(text.source.lines),
         message="; ".join(told) if off else "the files keep step from the first line to the last",
         examples=examples_of((text.source, stretch.first_line - 1) for stretch in off),
+    )
+
+
+def _strangers(lines: int) -> Finding:
+    return Finding(
+        name="alignment",
+        severity="problem",
+        count=lines,
+        share=1.0,
+        message="nothing tells that the lines correspond: those of the same number are no more alike than others; "
+        "translations would be, so the files are of different texts, or the lines of one were put in another order",
     )
 
 

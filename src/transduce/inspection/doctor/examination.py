@@ -49,7 +49,7 @@ def _try(check: Check, subject: Subject) -> CheckResult:
     except TransduceError:
         raise
     except _MODEL_ERRORS as error:
-        meaning = f"The model raised {type(error).__name__} ({error}). {check.if_failed}"
+        meaning = f"The model raised {type(error).__name__} ({error}). So this could not be looked at."
         return _result(check, None, "", passed=False, meaning=meaning)
     if figure is None:
         return _result(check, None, "", passed=None, meaning="Left out: the model has, or shows, no such part.")

@@ -1,0 +1,58 @@
+"""A model that was exported to Hugging Face, trained on there and saved comes back."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.runtime.importing import import_model_folder
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def saved_again(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Opened by their library, changed, and saved; with their tokenizer, as after fine-tuning."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    folder = tmp_path_factory.mktemp("again")
+    transduce.export(trained, folder / "exported", to="huggingface")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "exported")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 1e-3 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "saved")
+    transformers.AutoTokenizer.from_pretrained(folder / "exported").save_pretrained(folder / "saved")
+    return folder
+
+
+def test_it_comes_back_with_our_tokenizer_beside_it(saved_again: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "saved"
+    shutil.copytree(saved_again / "saved", folder)
+    for name in ("tokenizer_settings.json", "sentencepiece.model"):
+        shutil.copy(saved_again / "exported" / name, folder)
+    report = import_model_folder(folder, tmp_path / "back", source_language="zh", target_language="en")
+    assert (report.source_language, report.target_language) == ("zh", "en")
+    translator = transduce.load(tmp_path / "back", task="translation", precision="fp32", device="cpu", threads=1)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for sentence in (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:5]:
+        ids = tokenizer(sentence, return_tensors="pt")
+        found = theirs.generate(**ids, num_beams=1, do_sample=False, max_new_tokens=20)
+        assert translator(sentence, beam_size=1, max_length=20).text == tokenizer.decode(
+            found[0], skip_special_tokens=True
+        )
+
+
+def test_without_our_tokenizer_it_is_told_what_to_copy(saved_again: Path, tmp_path: Path, capsys: Capture) -> None:
+    with pytest.raises(TransduceError, match=r"copy tokenizer_settings\.json and sentencepiece\.model or source\.spm"):
+        import_model_folder(saved_again / "saved", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    assert main(["translate", str(saved_again / "saved"), "--threads", "1"]) == 2
+    assert "was saved by Hugging Face's library, which keeps no manifest: bring it in by" in capsys.readouterr().err
+    with pytest.raises(TransduceError, match="holds a model of transduce already"):
+        import_model_folder(saved_again / "exported", tmp_path / "back")
