@@ -187,7 +187,9 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
         use(prepared, run, data={"source": ["other.zh"]})
     with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` is 555, but .* was prepared with 300"):
         use(prepared, run, tokenizer={"vocabulary_size": 555})
-    with pytest.raises(TransduceError, match=r"`data\.filters` is .*: leave it out, or prepare again"):
+    with pytest.raises(
+        TransduceError, match=r"`data\.filters\.max_pieces` is 9, but .* was prepared with [0-9]+: leave"
+    ):
         use(prepared, run, data={"filters": {"max_pieces": 9}})
 
 
@@ -213,10 +215,12 @@ def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[st
 
 
 def test_folders_that_are_something_else(prepared: Path, sides: list[str], tmp_path: Path) -> None:
-    with pytest.raises(
-        TransduceError, match=r"none/prepared\.json does not exist: .* was not written by `transduce pre"
-    ):
+    with pytest.raises(TransduceError, match=r"none does not exist: name the folder that .* wrote, where it is now"):
         open_prepared_folder(tmp_path / "none")
+    with pytest.raises(
+        TransduceError, match=r"prepared\.json does not exist: .* was not written by `transduce prepare`"
+    ):
+        open_prepared_folder(tmp_path)
     with pytest.raises(TransduceError, match=r"corpus holds a corpus without its tokenizer: name the folder that"):
         open_prepared_folder(prepared / "corpus")
     shard = tmp_path / "shard"

@@ -1,6 +1,7 @@
 """Training from what `transduce prepare` wrote."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ def test_a_prepared_corpus_trains_as_its_files_do(toy_settings: dict[str, Any], 
     train(out=tmp_path / "ahead", settings={"training.steps": 6}, resume=True, device="cpu", threads=1)
     assert len(losses(tmp_path / "files")) == 6
     assert losses(tmp_path / "ahead") == losses(tmp_path / "files")
+
+
+def test_a_prepared_corpus_may_move(toy_settings: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path / "first")
+    settings = without_files(toy_settings) | {"data.prepared": str(tmp_path / "first"), "training.steps": 1}
+    train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
+    (tmp_path / "first").rename(tmp_path / "second")
+    with pytest.raises(TransduceError, match=r"first does not exist: name the folder .*, where it is now"):
+        train(out=tmp_path / "m", settings={"training.steps": 2}, resume=True, device="cpu", threads=1)
+    moved = {"data.prepared": str(tmp_path / "second")}
+    train(out=tmp_path / "m", settings={"training.steps": 2} | moved, resume=True, device="cpu", threads=1)
+    result = train(out=tmp_path / "m", settings={"training.steps": 3}, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 3
+    (tmp_path / "second" / "corpus" / "corpus.json").write_bytes(b"{}")
+    with pytest.raises(TransduceError):
+        train(out=tmp_path / "m", settings={"training.steps": 4}, resume=True, device="cpu", threads=1)
 
 
 def test_other_kinds_of_task_cannot_use_it(toy_settings: dict[str, Any], prepared: Path, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _read_card(folder: Path) -> PreparedCard:
 
 
 def _not_prepared(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} does not exist: name the folder that `transduce prepare --out` wrote, where it is now."
     if (folder / "parts").is_dir():
         return (
             f"{folder} is one shard of a corpus, and cannot be trained on alone: "

@@ -68,7 +68,9 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
         value = list(leaf) if isinstance(leaf, tuple) else leaf
         table, last = _find(content, name)
         old = table.get(last)
-        if name in _CHANGEABLE or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
+        is_moved = name == "data.prepared" and None not in (old, value)  # its content is compared when it is opened
+        may_change = name in _CHANGEABLE or is_moved
+        if may_change or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
             table[last] = value
             if name in _INSTEAD:
                 table[_INSTEAD[name]] = None
