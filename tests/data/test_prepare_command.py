@@ -187,9 +187,7 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
         use(prepared, run, data={"source": ["other.zh"]})
     with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` is 555, but .* was prepared with 300"):
         use(prepared, run, tokenizer={"vocabulary_size": 555})
-    with pytest.raises(
-        TransduceError, match=r"`data\.filters\.max_pieces` is 9, but .* was prepared with [0-9]+"
-    ):
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_pieces` is 9, but .* was prepared with [0-9]+"):
         use(prepared, run, data={"filters": {"max_pieces": 9}})
 
 
