@@ -54,7 +54,8 @@ def _sentence(body: bytes) -> str | None:
         content = json.loads(body)
     except ValueError:
         return None
-    error = content.get("error") if isinstance(content, dict) and len(content) == 1 else None
+    is_error = isinstance(content, dict) and set(content) - {"message"} == {"error"}  # the same again below /v2
+    error = content["error"] if is_error else None
     return error if isinstance(error, str) else None
 
 

@@ -46,9 +46,10 @@ class Reply(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The sentence of an error, which is all that an error holds."""
+        """The sentence of an error, which is all that an error holds; below /v2 twice."""
         assert self.headers["content-type"] == "application/json"
-        assert list(self.json) == ["error"]
+        assert set(self.json) - {"message"} == {"error"}
+        assert self.json.get("message", self.json["error"]) == self.json["error"]
         sentence: str = self.json["error"]
         return sentence
 

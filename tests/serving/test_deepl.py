@@ -26,7 +26,9 @@ def test_forms_and_tags_are_read_and_the_language_is_detected(live: Any) -> None
 
 def test_errors_are_sentences(live: Any) -> None:
     assert live.ask("POST", "/v2/translate", {"target_lang": "EN"}).error == "Invalid request: missing text parameter"
-    assert live.ask("POST", "/v2/translate", {"text": "a", "target_lang": "KO"}).error == "KO is not supported"
+    unknown = live.ask("POST", "/v2/translate", {"text": "a", "target_lang": "KO"})
+    assert unknown.error == unknown.json["message"] == "KO is not supported"
+    assert "message" not in live.ask("POST", "/translate", {"q": "a", "source": "zz", "target": "en"}).json
 
 
 def test_languages_are_listed_on_both_sides(live: Any) -> None:

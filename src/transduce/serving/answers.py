@@ -15,6 +15,7 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
-def error_answer(error: RequestError) -> Response:
-    """One sentence."""
-    return json_answer(ErrorMessage(error=error.sentence), error.status, error.headers)
+def error_answer(error: RequestError, path: str) -> Response:
+    """One sentence, in the form that clients of this address know."""
+    message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
+    return json_answer(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)

@@ -151,17 +151,18 @@ def _post(path: str, handler: Handler) -> Route:
     return Route(path, handler, methods=["POST"])
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _answer_error(request: Request, error: Exception) -> Response:
     """Any error as one sentence; its details go to the log."""
+    path = request.url.path
     match error:
         case RequestError():
-            return error_answer(error)
+            return error_answer(error, path)
         case HTTPException():
             sentence = _SENTENCES.get(error.status_code, error.detail)
             return json_answer(ErrorMessage(error=sentence), error.status_code, error.headers)
         case TransduceError():
-            return error_answer(RequestError(400, str(error)))
+            return error_answer(RequestError(400, str(error)), path)
         case ClientGoneError() | ClientDisconnect():
             return Response(status_code=_CLIENT_GONE)
         case _:
-            return error_answer(RequestError(500, "The server made a mistake; its log says more."))
+            return error_answer(RequestError(500, "The server made a mistake; its log says more."), path)

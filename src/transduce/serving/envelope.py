@@ -74,7 +74,7 @@ class Envelope:
     def _app(self, scope: Scope) -> ASGIApp:
         refusal = self.refuse()
         if refusal is not None:
-            return error_answer(refusal)
+            return error_answer(refusal, scope["path"])
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=_PREFLIGHT)
         return self.app

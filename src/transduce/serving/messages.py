@@ -163,3 +163,5 @@ class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
 
     error: str
     """One sentence."""
+    message: str | msgspec.UnsetType = msgspec.UNSET
+    """The same below `/v2`, where DeepL's clients look for it."""
