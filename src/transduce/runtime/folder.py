@@ -152,12 +152,10 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
 
 
 def was_saved_again(folder: Path) -> bool:
-    """Whether Hugging Face's library opened an exported model and saved it: its own files are there, and no manifest.
-
-    Raises:
-        TransduceError: there is no folder of a model.
-    """
-    content = read_json(_checked_place(folder), CONFIG, dict[str, Any], " as a model's configuration")
+    """Whether Hugging Face's library opened an exported model and saved it: its files are there, and no manifest."""
+    if not (folder / CONFIG).is_file():
+        return False
+    content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
     return "transduce" in content and "transformers_version" in content and not (folder / MANIFEST).exists()
 
 

@@ -119,7 +119,8 @@ class TextKind(TaskKind[TaskCorpus]):
         Raises:
             TransduceError: one matrix was to embed the pieces of two vocabularies.
         """
-        if config.tie_source_target and not corpus.tokenizer.joint:
+        source, target = corpus.tokenizer.source, corpus.tokenizer.target
+        if config.tie_source_target and any(source.piece(id) != target.piece(id) for id in range(source.size)):
             raise TransduceError(
                 "`model.tie_source_target` gives a piece the same vector on both sides, but source and target have "
                 "vocabularies of their own (`tokenizer.joint` = false): leave one of the two out."
