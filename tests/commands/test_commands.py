@@ -197,6 +197,14 @@ ODD_LINES = [
 ]
 
 
+def test_many_damaged_lines_are_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    feed(monkeypatch, b"\xff\n" * 9)
+    assert main(["translate", str(trained), "--max-length", "2", *COMPUTING]) == 0
+    told = capsys.readouterr().err.split("\n")[:-1]
+    assert told[:5] == [f"Standard input, line {n}: what is not UTF-8 was read as U+FFFD." for n in range(1, 6)]
+    assert told[5:] == ["Standard input: so it was in 9 lines in all."]
+
+
 @pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
 def test_a_line_out_for_a_line_in(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, trained: Path, final: bytes

@@ -75,6 +75,7 @@ def test_a_prompt_from_standard_input(
         (["--greedy", "--beam-size", "2"], "--greedy and --beam-size are two ways to search"),
         (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
         (["--beam-size", "-3"], "`beam_size` must be at least 1, but is -3"),
+        (["--greedy", "--n-best", "3"], "--greedy finds one text, but --n-best is 3: say --beam-size, or draw."),
         (["--max-length", "0"], "`max_length` must be at least 1, but is 0"),
         (["--temperature", "0"], "`temperature` must be greater than 0"),
         (["--greedy", "--temperature", "2"], "`--temperature` says how to draw pieces, and --greedy draws none"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -297,3 +298,20 @@ def test_whoever_may_read_the_configuration_may_read_the_weights(trained: Path) 
     for folder, readable in ((trained, "config.json"), (newest, "state.json")):
         modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".safetensors"}
         assert modes == {(folder / readable).stat().st_mode & 0o777}
+
+
+def test_weights_for_which_there_is_no_room_are_told(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk(_: object, path: Path, **__: object) -> None:
+        path.write_bytes(b"a part")
+        raise SafetensorError("No space left on device (os error 28)")
+
+    model = Transformer(make_config(translator.tokenizer.source.size))
+    write(tmp_path / "m", model, translator.tokenizer)
+    before = (tmp_path / "m" / "model.safetensors").read_bytes()
+    monkeypatch.setattr("transduce.runtime.folder_writing.save_file", fill_the_disk)
+    with pytest.raises(TransduceError, match=r"model\.safetensors cannot be written \(No space left .*make room"):
+        write(tmp_path / "m", model, translator.tokenizer)
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+    assert not list((tmp_path / "m").glob(".partial*"))

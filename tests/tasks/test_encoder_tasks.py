@@ -24,6 +24,7 @@ from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.tasks.encoders import build_encoder
 from transduce.tasks.run import Run, RunRequest, train_run
+from transduce.tasks.train import train
 from transduce.text.linearized_trees import linearize, write_line
 from transduce.text.trees import read_tree, read_trees
 
@@ -113,6 +114,7 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
     [
         (["no mask here"], r'There is nothing to fill in "no mask here": put \[MASK\]'),
         (["[MASK] " * 40], r"A text to fill may have 22 pieces at most, but this one has 40"),
+        ([""], r'There is nothing to fill in "": put \[MASK\]'),
         (["[MASK]", "--candidates", "0"], r"At least 1 candidate a mask must be asked for, but it is 0"),
     ],
 )
@@ -372,6 +374,33 @@ def test_a_label_that_no_symbol_can_have_is_named_with_its_tree_and_file(tmp_pat
     settings = {"task": {"kind": "parsing"}, "data": {"source": [str(tmp_path / "odd.trees")]}}
     with pytest.raises(TransduceError, match=r'odd.trees: A label must .* but one is "N▁N" in \(N▁N b\): rename it'):
         run(tmp_path / "run", settings)
+
+
+def test_of_lines_the_one_that_cannot_be_filled_is_named(
+    pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The cow [MASK].\n\nno mask\n")))
+    assert main(["fill", str(pretrained), *COMPUTING]) == 2
+    captured = capsys.readouterr()
+    assert "transduce: Standard input, line 3: There is nothing to fill in" in captured.err
+    assert captured.out == ""
+
+
+def test_text_without_a_sentence_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    settings = {"task.kind": "masked-language-model"}
+    with pytest.raises(TransduceError, match=rf"^There is no sentence in {re.escape(str(empty))}: name files"):
+        train(out=tmp_path / "run", source=empty, settings=settings, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_of_the_dev_set_alone_are_told(tmp_path: Path, capsys: Capture) -> None:
+    files = labelled(tmp_path)
+    dev = Path(files["dev_target"][0])
+    dev.write_text("\n".join(["unheard", *dev.read_text("utf-8").split("\n")[1:]]), encoding="utf-8")
+    run(tmp_path / "run", classify_settings(files, **FROM_SCRATCH))
+    assert "classes (of the dev set alone: “unheard”)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("side", ["target", "dev_target"])

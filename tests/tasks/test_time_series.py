@@ -234,6 +234,13 @@ def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> Non
         forecaster(np.zeros(30))
     with pytest.raises(TransduceError, match="finite numbers only"):
         forecaster(np.full((30, 2), np.nan))
+    anything: Any = [["a", "b"]] * 30
+    with pytest.raises(TransduceError, match="A history must be a table of numbers, but this one is none: could not"):
+        forecaster(anything)
+    for steps in ("3", 2.5):
+        wrong: Any = steps
+        with pytest.raises(TransduceError, match=rf"`steps` must be at least 1, but is {steps!r}"):
+            forecaster(wave(30), wrong)
 
 
 def test_other_readers_say_what_the_folder_is_for(model: Path) -> None:

@@ -54,20 +54,17 @@ def run(options: argparse.Namespace) -> int:
     """Prints each text with its masks filled, and below it what else may stand there."""
     check_writable(report=options.json, inputs=[options.model])
     filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
-    lines = stdin_lines() if options.text == "-" else [options.text]
-    fillings = [
-        _fill(filler, line, options, number)
-        for number, line in enumerate(lines, 1)
-        if line.strip() or options.text != "-"
-    ]
+    if options.text == "-":
+        lines = enumerate(stdin_lines(), 1)
+        fillings = [_fill_line(filler, number, line, options.candidates) for number, line in lines if line.strip()]
+    else:
+        fillings = [filler(options.text, candidates=options.candidates)]
     write_report(FillReport(fillings=fillings), options.json)
     return 0
 
 
-def _fill(filler: Filler, text: str, options: argparse.Namespace, number: int) -> Filling:
+def _fill_line(filler: Filler, number: int, line: str, candidates: int) -> Filling:
     try:
-        return filler(text, candidates=options.candidates)
+        return filler(line, candidates=candidates)
     except TransduceError as error:
-        if options.text != "-":
-            raise
         raise TransduceError(f"Standard input, line {number:,}: {error}") from error

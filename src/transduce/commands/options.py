@@ -16,9 +16,8 @@ from transduce.runtime.folder import MANIFEST
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
+from transduce.tasks.new_run import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
-
-_FILES_OF_A_RUN = (MANIFEST, "settings.toml", "README.md", "metrics.jsonl")
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -231,7 +230,9 @@ def _is_model_file(path: Path, folder: Path) -> bool:
     if not path.parent.samefile(folder):
         return False
     manifest = folder / MANIFEST
-    return not manifest.is_file() or path.name in _FILES_OF_A_RUN or f'"{path.name}"' in manifest.read_text("utf-8")
+    if not manifest.is_file() or path.name in (SETTINGS_FILE, *RUN_FILES):
+        return True
+    return f'"{path.name}"' in manifest.read_text("utf-8")
 
 
 def check_folder(path: str) -> None:

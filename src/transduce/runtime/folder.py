@@ -153,10 +153,10 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
 
 def was_saved_again(folder: Path) -> bool:
     """Whether Hugging Face's library opened an exported model and saved it: its files are there, and no manifest."""
-    if not (folder / CONFIG).is_file():
+    if (folder / MANIFEST).exists() or not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
-    return "transduce" in content and "transformers_version" in content and not (folder / MANIFEST).exists()
+    return "transduce" in content and "transformers_version" in content
 
 
 def read_saved_again(folder: Path) -> ModelFolder[Model]:
@@ -172,13 +172,11 @@ def read_saved_again(folder: Path) -> ModelFolder[Model]:
             "opened."
         )
     config = _read_config(folder)
-    read_tensor_entries(folder, WEIGHTS)
-    model: Model = _empty_model(folder, config, build_model)
-    model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
+    model: Model = _read_model(folder, config, build_model)
     manifest = Manifest(
         format_version=FORMAT_VERSION, versions={}, source_language=None, target_language=None, sha256={}
     )
-    return ModelFolder(model.eval(), _read_tokenizer(folder, config), manifest)
+    return ModelFolder(model, _read_tokenizer(folder, config), manifest)
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:
@@ -200,11 +198,15 @@ def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], 
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by `transduce import`."
         )
     manifest = _read_checked_manifest(folder)
+    return _read_model(folder, config, build), manifest
+
+
+def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
     read_tensor_entries(folder, WEIGHTS)
     model = _empty_model(folder, config, build)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
     model.eval()
-    return model, manifest
+    return model
 
 
 def _read_foreign(folder: Path) -> ModelFolder[Model]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.interop.import_families import FAMILIES, check_config
 from transduce.interop.import_generation import import_generation, start_id
-from transduce.interop.import_settings import ConfigReader
+from transduce.interop.import_settings import ConfigReader, Settings
 from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
 from transduce.interop.import_tokenizer_files import TokenizerFiles
 from transduce.interop.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
@@ -117,9 +117,14 @@ def foreign_heads(folder: Path) -> ForeignHeads | None:
     config = _config(folder)
     model_type = str(config["model_type"])
     heads = encoder_heads(model_type, _stored_tensors(folder))
-    settings = FAMILIES[model_type].settings(ConfigReader(config, str(folder / "config.json")))
+    settings = _settings(folder, config)
     labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
     return ForeignHeads(heads["masked_language_head"], labels, settings["max_positions"])
+
+
+def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
+    """Ours, of what a checked `config.json` says."""
+    return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
@@ -152,7 +157,7 @@ def foreign_search_settings(folder: Path) -> SearchSettings:
         TransduceError: it asks for something that has no counterpart here.
     """
     config = _config(folder)
-    settings = FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+    settings = _settings(folder, config)
     is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
     greatest = settings["max_positions"] if is_short else None
     generation = _optional_json(folder, "generation_config.json")

@@ -65,7 +65,8 @@ def import_model_folder(
         content = with_languages(read_any_model_folder(folder), source_language, target_language)
         languages = (content.manifest.source_language, content.manifest.target_language)
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
-    kept = {} if is_own else read_kept_files(folder, languages) if class_for(content.model.config) is not None else {}
+    has_class = class_for(content.model.config) is not None
+    kept = read_kept_files(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
     if (card := find_task_card(folder)) is not None:

@@ -10,7 +10,7 @@ from transduce.runtime.folder import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULAR
 
 SETTINGS_FILE = "settings.toml"
 # What else a run writes, of which something of the user's may have the name.
-_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
+RUN_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
 _OF_TOKENIZERS = (*VOCABULARIES, "tokenizer.json")
 
 
@@ -28,7 +28,7 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
             f"{folder} holds a model, which training would replace, but no run: name another folder with --out."
         )
     # A tokenizer may be of a run that something stopped before it began: then its card is there.
-    names = _FILES if (folder / TOKENIZER_CARD).exists() else (*_FILES, *_OF_TOKENIZERS)
+    names = RUN_FILES if (folder / TOKENIZER_CARD).exists() else (*RUN_FILES, *_OF_TOKENIZERS)
     mine = [name for name in names if (folder / name).exists()]
     if not has_run and mine:
         raise TransduceError(f"{folder / mine[0]} would be replaced by a run's: name another folder with --out.")

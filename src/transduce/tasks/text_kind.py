@@ -119,8 +119,9 @@ class TextKind(TaskKind[TaskCorpus]):
         Raises:
             TransduceError: one matrix was to embed the pieces of two vocabularies.
         """
-        source, target = corpus.tokenizer.source, corpus.tokenizer.target
-        if config.tie_source_target and any(source.piece(id) != target.piece(id) for id in range(source.size)):
+        tokenizer = corpus.tokenizer
+        ids = range(0 if tokenizer.joint else tokenizer.source.size)
+        if config.tie_source_target and any(tokenizer.source.piece(id) != tokenizer.target.piece(id) for id in ids):
             raise TransduceError(
                 "`model.tie_source_target` gives a piece the same vector on both sides, but source and target have "
                 "vocabularies of their own (`tokenizer.joint` = false): leave one of the two out."

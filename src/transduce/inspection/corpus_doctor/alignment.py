@@ -28,7 +28,8 @@ _BEYOND_NATS = -1.0
 _BAD_PAIR_NATS = -7.0
 NO_LAG = 1 << 30
 # Mean evidence from which on lines correspond at all. Of strangers it was 0.35 at most with 200 lines and 0.08 with
-# 500, of translations 0.77 and 1.54 at least (Tatoeba, Chinese and German with English, a dozen samples each).
+# 500, of translations 0.77 and 1.54 at least (Tatoeba, Chinese and German with English, a dozen samples each; no script
+# repeats it).
 _LEAST_MEAN_NATS, _LEAST_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 

@@ -1,8 +1,9 @@
 """How many threads a step of decoding is worth, and how many of them get a core.
 
 The threads of a program meet several times a layer. Where another process has a core, the system puts one of them aside
-for milliseconds, and the others wait for it each time: two threads may take thirty times as long as one. So little work
-is done by one thread, and by fewer where the cores turn out to be somebody else's. No result depends on their number.
+for milliseconds, and the others wait for it each time: two threads took up to nineteen times as long as one
+(docs/benchmarks.md). So little work is done by one thread, and by fewer where the cores turn out to be somebody else's.
+No result depends on their number.
 """
 
 import ctypes
