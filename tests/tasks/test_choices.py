@@ -6,7 +6,8 @@ import pytest
 
 from transduce.model.precision import Precision
 from transduce.runtime.machine import Machine
-from transduce.tasks.resolve import Account, foresee_epochs
+from transduce.tasks.account import Account
+from transduce.tasks.resolve_model import foresee_epochs
 from transduce.tasks.settings import make_settings
 from transduce.training.choices import (
     PRESETS,

@@ -14,8 +14,8 @@ from transduce.errors import TransduceError
 from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
+from transduce.tasks.account import Account
 from transduce.tasks.prepared_folder import check_vocabulary
-from transduce.tasks.resolve import Account
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import Settings
 from transduce.tasks.stored_beginning import (

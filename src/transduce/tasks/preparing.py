@@ -16,6 +16,7 @@ from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
 from transduce.data.processes import write_parts
 from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
+from transduce.tasks.account import Account
 from transduce.tasks.corpus import TaskText, choose_workers, learn_tokenizer, measure
 from transduce.tasks.kinds import KINDS, kind_of
 from transduce.tasks.preparation_bar import PreparationBar
@@ -27,7 +28,7 @@ from transduce.tasks.prepared_folder import (
     check_vocabulary,
     write_prepared_card,
 )
-from transduce.tasks.resolve import Account, resolve_tokenizer
+from transduce.tasks.resolve import resolve_tokenizer
 from transduce.tasks.settings import Settings, make_settings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import CorpusFiles

@@ -82,6 +82,16 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
     return make_settings(content)
 
 
+def changes_between(stored: Settings, settings: Settings) -> list[str]:
+    """What is another value now than the run was begun with, a line for each."""
+    before, now = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
+    return [
+        f"{name}: {_shown(now.get(name))}, which was {_shown(before.get(name))}"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
+    ]
+
+
 def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
 

@@ -19,6 +19,7 @@ from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
+from transduce.tasks.account import Account
 from transduce.tasks.beginning import (
     build_beginning,
     prepare_beginning,
@@ -27,24 +28,22 @@ from transduce.tasks.beginning import (
     remember_beginning,
 )
 from transduce.tasks.corpus import RunCorpus
+from transduce.tasks.foreseen import check_choices
 from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite
 from transduce.tasks.precautions import share_of_machine, take_precautions
-from transduce.tasks.resolve import (
-    Account,
-    as_settings,
-    explain_languages,
+from transduce.tasks.resolve import as_settings, explain_languages, resolve_tokenizer, resolve_training
+from transduce.tasks.resolve_model import (
     follow_model,
     foresee_epochs,
     keep_model,
+    pieces_of,
     resolve_model,
     resolve_preset,
-    resolve_tokenizer,
-    resolve_training,
 )
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.resume import override, read_stored
+from transduce.tasks.resume import changes_between, override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
 from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
@@ -100,6 +99,7 @@ class Run:
         if kept is not None:
             self.kind.check_model(kept.kind, f"The model in {settings.start_from}")
             settings = follow_model(settings, kept, account)
+        check_choices(settings, kept, self.machine)
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,
@@ -132,17 +132,11 @@ class Run:
             epochs = foresee_epochs(
                 settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=pieces
             )
-            model = resolve_model(settings, preset, corpus.tokenizer, account, epochs=epochs)
+            model = resolve_model(settings, preset, pieces_of(corpus.tokenizer), account, epochs=epochs)
         else:
             model = keep_model(settings, kept, str(settings.start_from), account)
         model = self.kind.adapt_model(model, corpus, settings.task)
-        training = resolve_training(
-            settings,
-            model,
-            self.machine,
-            corpus=corpus,
-            account=account,
-        )
+        training = resolve_training(settings, model, self.machine, corpus=corpus, account=account)
         return ResolvedSettings(
             preset=preset,
             start_from=settings.start_from,
@@ -169,6 +163,8 @@ class Run:
         stored = read_stored(self.request.out / SETTINGS_FILE)
         settings = override(stored, self.request.settings, trained=state is not None or needs_stored(stored))
         check_frozen(settings)
+        for change in changes_between(stored, settings):
+            self.display.say(change)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
         last = self.request.settings.get("training", {}).get("steps")

@@ -18,7 +18,7 @@ from transduce.interop.word_vectors import Coverage, FoundVectors, find_vectors,
 from transduce.model.build import AnyModel, Model, build_model
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.tasks.resolve import Account
+from transduce.tasks.account import Account
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import Settings
 from transduce.text.tokenizer import Tokenizer

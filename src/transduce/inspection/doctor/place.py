@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import torch
 
 from transduce.errors import TransduceError
@@ -12,13 +11,13 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder import read_model_folder
 from transduce.runtime.machine import detect_machine
+from transduce.tasks.account import Account
 from transduce.tasks.corpus import measure
 from transduce.tasks.kinds import kind_of
-from transduce.tasks.resolve import Account, resolve_model, resolve_preset
+from transduce.tasks.resolve_model import Pieces, resolve_model, resolve_preset
 from transduce.tasks.settings import Settings, make_settings, read_settings
-from transduce.text.corpus import CorpusFiles, Pair
-from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.corpus import CorpusFiles
+from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 _SETTINGS_FILE = "settings.toml"
@@ -72,12 +71,4 @@ def described_model(settings: Settings) -> ModelConfig:
     size = measure(files) if data.source else _ASSUMED
     pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
     preset = resolve_preset(settings, detect_machine(), Account(), pairs=size.pairs, vocabulary_size=pieces)
-    config = resolve_model(settings, preset, _stand_in(settings), Account())
-    return msgspec.structs.replace(config, source_vocabulary_size=pieces, target_vocabulary_size=pieces)
-
-
-def _stand_in(settings: Settings) -> Tokenizer:
-    """A tokenizer that says how special ids are numbered; its few pieces stand for no text."""
-    pairs = [Pair("a b c d e f g h", "i j k l m n o p", 1)]
-    kind = TokenizerSettings(vocabulary_size=400, joint=settings.tokenizer.joint)
-    return Tokenizer.train(lambda: pairs, kind, adjust=True)
+    return resolve_model(settings, preset, Pieces(pieces, pieces, PAD_ID, EOS_ID, settings.tokenizer.joint), Account())

@@ -1,0 +1,62 @@
+"""What contradicts itself is refused before a corpus is read: here there is none to be read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.train import train
+
+MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"model.num_heads": 3}, r"`model\.d_model` must be a multiple of `model\.num_heads`, but 128 is not one of 3"),
+        ({"preset": "base", "model.num_heads": 5}, r"512 is not one of 5"),
+        ({"model.positions": "rotary", "model.attention_score": "additive"}, r"Rotary positions act through the dot"),
+        ({"model.max_positions": 7}, r"`model\.max_positions` = 7 means nothing where `model\.positions` is sinusoidal"),
+        ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
+        ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
+        ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
+        ({"model.norm_order": "post", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
+    ],
+)
+def test_settings_that_no_corpus_makes_right(settings: dict[str, Any], refusal: str, tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=refusal):
+        train(out=tmp_path / "run", settings=MISSING | settings, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model.num_heads": 16},  # of a preset that is not known yet
+        {"training.optimizer": "muon", "training.momentum": 0.9},
+        {"tokenizer.joint": False, "model.tie_source_target": False},
+        {"task.kind": "language-model", "data.target": [], "model.positions": "rotary"},
+        {"task.kind": "masked-language-model", "data.target": []},
+    ],
+)
+def test_settings_that_some_corpus_suits_wait_for_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match=r"nowhere\.zh"):
+        train(out=tmp_path / "run", settings=MISSING | settings, device="cpu", threads=1)
+
+
+def test_a_model_that_is_kept_is_compared_first(trained: Path, tmp_path: Path) -> None:
+    said = {"start_from": str(trained), "model.d_model": 48} | MISSING
+    with pytest.raises(TransduceError, match=r"`model\.d_model` is 48, but the model in .* has \d+, and its weights"):
+        train(out=tmp_path / "run", settings=said, device="cpu", threads=1)
+
+
+def test_what_changes_on_resume_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"training": {"steps": 1_000, "report_every": 50}}
+    train_run(RunRequest(settings=content, out=trained, resume=True, dry_run=True, device="cpu", threads=1))
+    told = [line for line in capsys.readouterr().err.splitlines() if "which was" in line]
+    assert len(told) == 2
+    assert told[0].startswith("training.steps: 1000, which was ")
+    train_run(RunRequest(settings={}, out=trained, resume=True, dry_run=True, device="cpu", threads=1))
+    assert "which was" not in capsys.readouterr().err
