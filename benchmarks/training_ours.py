@@ -70,7 +70,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
-    kernels = kernels_of_training(choose_kernels(work.device, work.threads).value)
+    kernels = kernels_of_training(work.kernels or choose_kernels(work.device, work.threads).value)
     with training_with(kernels):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 

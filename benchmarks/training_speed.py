@@ -11,6 +11,7 @@
 All get the same batches of ids: Tatoeba German to English by its real lengths, a joint vocabulary of 8,000 pieces,
 about 4,096 target tokens a step, sentences of like length together; and Adam, but for a row of ours with Muon. Every
 toolkit is a process of its own; they take turns on the otherwise idle machine, and the median over the rounds counts.
+Two more rows are ours too: with Muon, and without our kernels.
 The first run makes the peers' environments. On a GPU the peer is Marian, the vocabulary has 32,000 pieces, and the
 hours of the paper's steps are derived.
 """
@@ -43,6 +44,7 @@ from transduce.text.tokenizer import Tokenizer
 MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
 OURS_BY_MUON = "transduce, muon"  # the optimiser that `transduce train` chooses: fewer steps, each of more work
+OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations, and no machine code of our own
 # What the libraries may use; each of the three has a variable of its own.
 ISA: dict[str, dict[str, str]] = {
     "all": {},
@@ -84,14 +86,17 @@ class Contender(NamedTuple):
     precision: str
     attention: str = "sdpa"
     optimizer: Literal["adam", "muon"] = "adam"
+    kernels: Literal["native", "torch"] | None = None
 
 
-def contenders(*, joeynmt: bool, bf16: bool = True) -> list[Contender]:
+def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True) -> list[Contender]:
     """Ours as it chooses by itself, but with the peers' optimiser, and the peers in every form."""
     found = [
         Contender("transduce", "training_ours.py", CHOSEN),
         Contender(OURS_BY_MUON, "training_ours.py", CHOSEN, optimizer="muon"),
     ]
+    if kernels:
+        found.append(Contender(OURS_BY_LIBRARY, "training_ours.py", CHOSEN, kernels="torch"))
     if joeynmt:
         found.append(Contender("JoeyNMT", "training_joeynmt.py", "fp32"))
     precisions = ("fp32", "bf16") if bf16 else ("fp32",)
@@ -111,7 +116,10 @@ class Worker:
         elif contender.script == "training_marian.py":
             python = str(peer_python("marian", MARIAN))
         plan = work._replace(
-            precision=contender.precision, attention=contender.attention, optimizer=contender.optimizer
+            precision=contender.precision,
+            attention=contender.attention,
+            optimizer=contender.optimizer,
+            kernels=contender.kernels,
         )
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name(contender.script)), json.dumps(plan._asdict())],
@@ -182,6 +190,7 @@ def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Mac
         precision="",
         attention="",
         optimizer="adam",
+        kernels=None,
     )
 
 
@@ -288,7 +297,8 @@ def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool)
     size = SIZES["512"]
     batches = write_batches(folder, 8, vocabulary_size, size.batch_tokens)
     work = make_work(size, batches, vocabulary_size, machine_here)
-    found = [c for c in contenders(joeynmt=False, bf16=bf16) if "pure" not in c.name]
+    found = [c for c in contenders(joeynmt=False, bf16=bf16) if c.name == "transduce" or "Marian" in c.name]
+    found = [c for c in found if "pure" not in c.name]
     peaks: dict[str, int] = {}
     for contender in found:
         worker = Worker(contender, work, {})
@@ -332,9 +342,8 @@ def main() -> int:
             batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
             joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-            measured = measure(
-                contenders(joeynmt=joeynmt, bf16="bf16" not in said.skip), work, rounds, seconds, ISA[isa]
-            )
+            found = contenders(joeynmt=joeynmt, kernels=said.device == "cpu", bf16="bf16" not in said.skip)
+            measured = measure(found, work, rounds, seconds, ISA[isa])
             rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)

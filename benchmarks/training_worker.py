@@ -37,6 +37,7 @@ class Work(NamedTuple):
     precision: str  # fp32, bf16 (autocast for a peer) or pure-bf16; CHOSEN by ours
     attention: str  # sdpa or eager; ours chooses by itself
     optimizer: Literal["adam", "muon"]  # muon is ours alone
+    kernels: Literal["native", "torch"] | None  # of ours; None: as chosen
 
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:

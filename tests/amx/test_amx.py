@@ -17,11 +17,13 @@ import torch
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.native import crew, linear
+from transduce.model.native import crew, engine, linear
 from transduce.model.native.engine import find_float_tile, find_tile
+from transduce.model.native.fused_products import pair_tile
 from transduce.model.native.linear import agrees_with_vectors, make_product
 
 HERE = Path(__file__)
+TRAINING = ("test_product_kernels.py", "test_square_kernels.py", "test_training_kernels.py")
 BEST = find_tile()
 if BEST is None or BEST.kind != "bytes" or BEST.lanes != 16:
     pytest.skip("AMX is for processors with AVX-512 and VNNI, and this is none", allow_module_level=True)
@@ -37,7 +39,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("case", ["products", "model", "pairs", "model of pairs"])
+@pytest.mark.parametrize("case", ["products", "model", "pairs", "model of pairs", "training of pairs"])
 def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
     if "pairs" in case and find_float_tile("pairs") is None:
         pytest.skip("products of bfloat16 are for processors that have instructions for them, and this is none")
@@ -45,8 +47,8 @@ def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
     done = subprocess.run(
         [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 1000  # instructions, or the handler was never asked
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 1000  # instructions, or the handler was never asked
 
 
 def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +128,6 @@ def _compare_pairs() -> None:
 def _compare_models_of_pairs() -> None:
     from transduce.model import fast
     from transduce.model.config import ModelConfig
-    from transduce.model.native import engine
     from transduce.model.native.state import NativeState
     from transduce.model.transformer import Transformer
 
@@ -150,6 +151,17 @@ def _compare_models_of_pairs() -> None:
         assert torch.equal(first[0], other[0])
 
 
+def _test_training() -> None:
+    """The tests of training's kernels once more."""
+    setattr(engine, "_has_amx_pairs", lambda: True)  # noqa: B010
+    tile = pair_tile()
+    assert tile is not None
+    assert tile.amx
+    files = [str(HERE.parent.parent / "model" / name) for name in TRAINING]
+    if code := pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]):
+        sys.exit(int(code))
+
+
 if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     if not torch.cpu._is_amx_tile_supported():
@@ -160,5 +172,6 @@ if __name__ == "__main__":
         "model": _compare_models,
         "pairs": _compare_pairs,
         "model of pairs": _compare_models_of_pairs,
+        "training of pairs": _test_training,
     }[sys.argv[2]]()
     print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6)

@@ -1,5 +1,7 @@
 """Products of training in machine code give what exact arithmetic gives, rounded once."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,21 +11,34 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.fused import Rows, add_gradients_to, training_with
-from transduce.model.native import engine
-from transduce.model.native.fused_products import PackedProjection, Sums, multiply, multiply_back, suits_product
+from transduce.model.native import engine, fused_products
+from transduce.model.native.fused_products import (
+    PackedProjection,
+    Sums,
+    multiplier_of,
+    multiply,
+    multiply_back,
+    pair_tile,
+    suits_product,
+)
 from transduce.model.native.tile import NARROW
 from transduce.model.native.training import NativeTraining
 from transduce.training.loss import projected_cross_entropy
 
-if not engine.multiplies_pairs():
-    pytest.skip("this processor does not multiply pairs of bfloat16, or has AMX", allow_module_level=True)
+TILE = pair_tile()
+if TILE is None:
+    pytest.skip("this processor does not multiply pairs of bfloat16", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("threads")
+by_vectors = pytest.mark.skipif(TILE.amx, reason="this processor has AMX, or it is emulated")
 
 HALF_STEP = 2.0**-8  # of bfloat16, relative: what rounding once may change
 # Positions, inputs, outputs: one tile and its neighbours, panels of one, two and three vectors, and several of them.
 SIZES = pytest.mark.parametrize(
-    ("positions", "inputs", "outputs"), [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208)]
+    ("positions", "inputs", "outputs"),
+    [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224)]
+    if TILE.amx
+    else [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208)],
 )
 
 
@@ -72,11 +87,11 @@ def test_gradients(positions: int, inputs: int, outputs: int, is_gated: bool, by
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    x, weight, bias, gradient = random(100, 64), random(80, 64), random(80), random(100, 80)
+    x, weight, bias, gradient = random(100, 64), random(96, 64), random(96), random(100, 96)
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        sums = Sums(torch.zeros(80, 64), torch.zeros(80))
+        sums = Sums(torch.zeros(96, 64), torch.zeros(96))
         out = multiply(x, weight, bias, relu=True)
         by_x = multiply_back(gradient, x, weight, out, sums, by_x=True)
         assert by_x is not None
@@ -98,11 +113,11 @@ def test_no_number_stays_none() -> None:
 
 
 def test_a_projection_is_packed_once_for_all_rows() -> None:
-    weight, total = random(112, 64), torch.zeros(112, 64)
-    projection, wanted = PackedProjection(weight), torch.zeros(112, 64).double()
-    for positions in (8, 25, 40):
-        x, gradient = random(positions, 64), random(positions, 112)
-        out, by_x = x.new_empty(positions, 112), torch.empty_like(x)
+    weight, total = random(160, 64), torch.zeros(160, 64)
+    projection, wanted = PackedProjection(weight), torch.zeros(160, 64).double()
+    for positions in (16, 25, 40):
+        x, gradient = random(positions, 64), random(positions, 160)
+        out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
         projection.logits(x, out)
         projection.back(gradient, x, by_x, total)
         assert_rounded_once(out, x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t())
@@ -133,12 +148,12 @@ def test_the_loss_is_that_of_the_library(positions: int) -> None:
 def test_some_rows_of_a_matrix_learn_alone() -> None:
     """As queries do where keys and values stand in the same matrix."""
     kernels = NativeTraining()
-    x, weight, bias = random(10, 32).requires_grad_(), random(96, 32).requires_grad_(), random(96).requires_grad_()
+    x, weight, bias = random(20, 32).requires_grad_(), random(96, 32).requires_grad_(), random(96).requires_grad_()
     total, bias_total = torch.ones(96, 32), torch.ones(96)
     add_gradients_to(weight, total)
     add_gradients_to(bias, bias_total)
     out = kernels.linear(x, weight, bias, Rows(32, 64), relu=False)
-    gradient = random(10, 32)
+    gradient = random(20, 32)
     out.backward(gradient)
     for each in (total, bias_total):
         assert (each[:32] == 1.0).all()
@@ -149,38 +164,70 @@ def test_some_rows_of_a_matrix_learn_alone() -> None:
 
 
 def test_what_does_not_fit_is_left_to_the_library() -> None:
-    x, weight = random(8, 32), random(16, 32)
+    assert TILE is not None
+    rows, outputs = (16, 32) if TILE.amx else (8, 16)
+    assert multiplier_of(TILE).layout.least_rows == rows
+    x, weight = random(rows, 32), random(outputs, 32)
     assert suits_product(x, weight)
-    assert not suits_product(x[:7], weight)
-    assert not suits_product(random(8, 48), random(16, 48))
-    assert not suits_product(x, random(24, 32))
+    assert not suits_product(x[:-1], weight)
+    assert not suits_product(random(rows, 48), random(outputs, 48))
+    assert not suits_product(x, random(outputs + outputs // 2, 32))
     assert not suits_product(x.float(), weight.float())
 
 
+def multiplies_pairs() -> bool:
+    """Asked anew."""
+    return engine.find_float_tile("pairs") is not None
+
+
+@by_vectors
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])
 def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     for known in (engine.find_tile, engine._has_pairs):
         monkeypatch.setattr(engine, known.__name__, known.__wrapped__)
-    assert engine.multiplies_pairs()
+    assert multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert not engine.multiplies_pairs()
+    assert not multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert engine.multiplies_pairs()
+    assert multiplies_pairs()
 
 
-def test_a_processor_with_amx_leaves_them_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@by_vectors
+def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)
     for known in (engine._has_pairs, engine._has_amx_pairs):
         monkeypatch.setattr(engine, known.__name__, known.__wrapped__)
-    assert not engine.multiplies_pairs()
+    monkeypatch.setattr(fused_products, "pair_tile", pair_tile.__wrapped__)
+    for is_right in (True, False):
+        monkeypatch.setattr(fused_products, "multiplies_rightly", lambda _, is_right=is_right: is_right)
+        tile = fused_products.pair_tile()
+        assert tile is not None
+        assert tile.amx is is_right
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert engine.multiplies_pairs()
+    tile = engine.find_float_tile("pairs")
+    assert tile is not None
+    assert not tile.amx
 
 
+def test_a_small_example_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TILE is not None
+    assert fused_products.multiplies_rightly(TILE)
+    forward = fused_products._forward
+
+    def wrong(x: Tensor, weight: Tensor, out: Tensor, *rest: Any, **options: Any) -> None:
+        forward(x, weight, out, *rest, **options)
+        out[7, 3] += 1.0 + out[7, 3].abs() * 0.5 + out.abs().max() / 16
+
+    monkeypatch.setattr(fused_products, "_forward", wrong)
+    assert not fused_products.multiplies_rightly(TILE)
+
+
+@by_vectors
 def test_where_vectors_are_narrow_they_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_tile", lambda: NARROW)
+    monkeypatch.setattr(fused_products, "pair_tile", pair_tile.__wrapped__)
     assert not suits_product(random(8, 32), random(16, 32))

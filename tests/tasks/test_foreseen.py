@@ -18,7 +18,10 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
         ({"model.num_heads": 3}, r"`model\.d_model` must be a multiple of `model\.num_heads`, but 128 is not one of 3"),
         ({"preset": "base", "model.num_heads": 5}, r"512 is not one of 5"),
         ({"model.positions": "rotary", "model.attention_score": "additive"}, r"Rotary positions act through the dot"),
-        ({"model.max_positions": 7}, r"`model\.max_positions` = 7 means nothing where `model\.positions` is sinusoidal"),
+        (
+            {"model.max_positions": 7},
+            r"`model\.max_positions` = 7 means nothing where",
+        ),
         ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),

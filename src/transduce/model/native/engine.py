@@ -104,12 +104,6 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
     return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == WIDE.lanes and _has_pairs() else None
 
 
-def multiplies_pairs() -> bool:
-    """Whether products of bfloat16 are best taken by `vpdpbf16ps`: where it is, and AMX is not."""
-    tile = find_float_tile("pairs")
-    return tile is not None and not tile.amx
-
-
 @cache
 def _has_pairs() -> bool:
     features = llvm.get_host_cpu_features()

@@ -1,4 +1,4 @@
-"""Products of training in machine code: see `training_products.py`.
+"""Products of training in machine code: see `training_products.py`. By AMX where there is any.
 
 Legend: N positions, I inputs and O outputs of a layer.
 """
@@ -9,20 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.model.native.amx_products import AmxMultiplier
 from transduce.model.native.engine import (
     Program,
     address_of,
     compile_programs,
+    find_float_tile,
     float_bits,
-    multiplies_pairs,
     new_emitter,
-    own_tile,
 )
-from transduce.model.native.pair_packing import ROWS_TOGETHER, TILE_ROWS
+from transduce.model.native.pair_products import PairMultiplier
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
 
 _INPUTS_TOGETHER = 32
+_SLIGHT = 2.0**-7  # what two orders of the same sum may differ by, beside the largest; then it is rounded
 
 
 class Sums(NamedTuple):
@@ -35,9 +36,39 @@ class Sums(NamedTuple):
 
 
 def suits_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether `multiply` and `multiply_back` take x, (N, I), and some rows of a matrix, (O, I), and pay here."""
-    fits = len(x) >= TILE_ROWS and weight.shape[1] % _INPUTS_TOGETHER == len(weight) % own_tile().lanes == 0
-    return fits and x.dtype == weight.dtype == torch.bfloat16 and multiplies_pairs()
+    """Whether `multiply` and `multiply_back` take x, (N, I), and some rows of a matrix, (O, I)."""
+    tile = pair_tile()
+    if tile is None or not x.dtype == weight.dtype == torch.bfloat16:
+        return False
+    outputs_together = multiplier_of(tile).layout.together if tile.amx else tile.lanes
+    fits = weight.shape[1] % _INPUTS_TOGETHER == len(weight) % outputs_together == 0
+    return fits and len(x) >= multiplier_of(tile).layout.least_rows
+
+
+@cache
+def pair_tile() -> Tile | None:
+    """What multiplies bfloat16 here: AMX if a small example comes out right by it, else vectors; None: nothing does."""
+    tile = find_float_tile("pairs")
+    if tile is None or not tile.amx or multiplies_rightly(tile):
+        return tile
+    return tile._replace(amx=False)
+
+
+def multiplier_of(tile: Tile) -> type[PairMultiplier]:
+    """What writes its products."""
+    return AmxMultiplier if tile.amx else PairMultiplier
+
+
+def multiplies_rightly(tile: Tile) -> bool:
+    """Whether its products of small matrices are exact but for rounding."""
+    numbers = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
+    found, total = x.new_empty(53, 96), torch.zeros(96, 96)
+    _forward(x, weight, found, torch.empty_like(weight), tile=tile)
+    _back(found, x, None, None, Sums(total), torch.empty_like(weight), tile=tile)
+    exact = x.double() @ weight.double().t()
+    pairs = ((found, exact), (total, found.double().t() @ x.double()))
+    return all(bool((one.double() - other).abs().max() < _SLIGHT * other.abs().max()) for one, other in pairs)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -95,6 +126,12 @@ def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
     return PackedProjection(weight) if fits else None
 
 
+def _own_tile() -> Tile:
+    tile = pair_tile()
+    assert tile is not None, "asked for products of a processor that has none"
+    return tile
+
+
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -103,6 +140,7 @@ def _forward(
     *,
     bias: Tensor | None = None,
     least: float = float("-inf"),
+    tile: Tile | None = None,
 ) -> None:
     places = ForwardPlaces(
         x=x.data_ptr(),
@@ -115,7 +153,7 @@ def _forward(
         least=float_bits(least),
         room=room.data_ptr(),
     )
-    _programs(own_tile())["forward"].run(*places)
+    _programs(tile or _own_tile())["forward"].run(*places)
 
 
 def _back(
@@ -127,9 +165,12 @@ def _back(
     room: Tensor,
     *,
     gate: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> None:
+    tile = tile or _own_tile()
     (positions, outputs), inputs = gradient.shape, x.shape[1]
-    filled = -(-positions // ROWS_TOGETHER) * ROWS_TOGETHER
+    together = multiplier_of(tile).layout.together
+    filled = -(-positions // together) * together
     kept = None if gate is None else torch.empty_like(gradient)
     packed_x, packed_gradient = x.new_empty(inputs, filled), x.new_empty(outputs, filled)
     places = BackPlaces(
@@ -148,11 +189,11 @@ def _back(
         x_room=packed_x.data_ptr(),
         gradient_room=packed_gradient.data_ptr(),
     )
-    _programs(own_tile())["back"].run(*places)
+    _programs(tile)["back"].run(*places)
 
 
 @cache
 def _programs(tile: Tile) -> dict[str, Program]:
     k = new_emitter("products", tile)
-    ProductWriter(k).write()
+    ProductWriter(k, multiplier_of(tile)).write()
     return compile_programs(k, ProductWriter.names)

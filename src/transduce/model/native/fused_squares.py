@@ -14,10 +14,9 @@ from transduce.model.native.engine import (
     address_of,
     compile_programs,
     float_bits,
-    multiplies_pairs,
     new_emitter,
-    own_tile,
 )
+from transduce.model.native.fused_products import multiplier_of, pair_tile
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_squares import SquarePlaces, SquareWriter
 
@@ -27,7 +26,7 @@ _TOGETHER = 32  # columns
 def suits_squares(matrices: Tensor) -> bool:
     """See `fused.TrainingKernels`."""
     fits = matrices.shape[1] % _TOGETHER == matrices.shape[2] % _TOGETHER == 0 and matrices.numel() > 0
-    return fits and matrices.dtype == torch.bfloat16 and matrices.device.type == "cpu" and multiplies_pairs()
+    return fits and matrices.dtype == torch.bfloat16 and matrices.device.type == "cpu" and pair_tile() is not None
 
 
 def multiply_symmetric(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
@@ -65,12 +64,14 @@ def _run(name: str, left: Tensor, right: Tensor, mixture: Mixture, out: Tensor) 
         diagonal=diagonal,
         room=room.data_ptr(),
     )
-    _programs(own_tile())[name].run(*places)
+    tile = pair_tile()
+    assert tile is not None, "asked for products of a processor that has none"
+    _programs(tile)[name].run(*places)
     return out
 
 
 @cache
 def _programs(tile: Tile) -> dict[str, Program]:
     k = new_emitter("squares", tile)
-    SquareWriter(k).write()
+    SquareWriter(k, multiplier_of(tile)).write()
     return compile_programs(k, SquareWriter.names)

@@ -1,8 +1,8 @@
-"""Matrices of bfloat16 laid out for the instruction that multiplies pairs, `vpdpbf16ps`.
+"""Matrices of bfloat16 laid out for the instructions that multiply pairs: `vpdpbf16ps`, and AMX's `tdpbf16ps`.
 
-It adds two products to each sum of a vector, so two neighbours along what is summed must stand together: a *pair*, 32
-bits. A *panel* is some columns of a matrix whose rows are summed over: the first two rows' pairs, one for each column,
-then the next two rows'.
+Both add two products to each sum, so two neighbours along what is summed must stand together: a *pair*, 32 bits. A
+*panel* is some columns of a matrix whose rows are summed over: the first two rows' pairs, one for each column, then the
+next two rows'.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,32 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.model.native.emit import I16, I32, Emitter, Value
 from transduce.model.native.rows import transpose
 
-PANEL = 48
-"""Columns that are multiplied at a time: three vectors. The last panel of a matrix may have two or one."""
-TILE_ROWS = 8
-"""Rows that are multiplied at a time: 24 sums in 32 registers."""
-ROWS_TOGETHER = 8
-"""Rows that are summed over are filled up with zeros to a multiple of this: four pairs."""
-_STRIP = 4  # vectors of columns that a thread packs at a time
 _AHEAD = 8  # rows that are asked for before they are read
+
+
+class Layout(NamedTuple):
+    """How many numbers of a matrix are multiplied at a time."""
+
+    panel: int
+    """Columns: some vectors. The last panel of a matrix may have fewer vectors."""
+    tile_rows: int
+    """Rows."""
+    least_rows: int
+    """There must be so many."""
+    together: int
+    """Rows that are summed over are filled up with zeros to a multiple of this, two for each pair."""
+    block: int
+    """Pairs in rows that are multiplied by one panel after another: a cache has room for them beside a panel."""
+    strip: int
+    """Vectors of columns that a thread packs at a time."""
+    squares: bool
+    """A gradient is packed in squares of 16 rows of 16 pairs, in place of one pair of some rows after another."""
+
+
+VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, strip=4, squares=False)
+"""24 sums in 32 vectors."""
+AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, strip=2, squares=True)
+"""Four registers of 16 × 16 sums, of eight."""
 
 
 class Matrix(NamedTuple):
@@ -48,8 +66,8 @@ class Gradient(NamedTuple):
 class Packer:
     """Writes what packs matrices; each thread takes its share."""
 
-    def __init__(self, k: Emitter, thread: Value, threads: Value) -> None:
-        self.k, self.thread, self.threads = k, thread, threads
+    def __init__(self, k: Emitter, layout: Layout, thread: Value, threads: Value) -> None:
+        self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
         """A matrix whose columns are summed over; its rows become the columns of panels."""
@@ -79,7 +97,7 @@ class Packer:
                     k.store(self._join(low, high), k.at(target, k.times(pair, width), I32))
 
     def pack_gradient(self, given: Gradient, to: Value) -> None:
-        """The same in panels of `TILE_ROWS` columns."""
+        """The same in panels of so many columns as the layout has rows in a tile, or in squares."""
         k = self.k
         for columns in self._each_strip(given.matrix.columns):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
@@ -97,21 +115,38 @@ class Packer:
         self, given: Gradient, to: Value, columns: list[Value], sums: list[Value], *, is_gated: bool
     ) -> None:
         k, matrix = self.k, given.matrix
-        pairs = self.pairs_of(matrix.rows)
+        pairs, tile_rows = self.pairs_of(matrix.rows), self.layout.tile_rows
         places = [matrix.place, *([k.place(given.gate)] if is_gated else [])]
+        if self.layout.squares:
+            with k.loop(0, pairs, k.lanes) as first:
+                for column, total in zip(columns, sums, strict=True):
+                    square = []
+                    for pair in (k.sum_of(first, n) for n in range(k.lanes)):
+                        if column is columns[0]:
+                            self._fetch(places, matrix, _rows_of(k, pair), columns)
+                        square.append(self._take_pair(given, pair, column, total, is_gated=is_gated))
+                    for n, vector in enumerate(transpose(k, square)):
+                        place = k.sum_of(k.times(column, pairs), k.times(k.sum_of(first, n), k.lanes))
+                        k.store(vector, k.at(to, place, I32))
+            return
         with self._each_pair(matrix) as (pair, rows):
             self._fetch(places, matrix, rows, columns)
             for column, total in zip(columns, sums, strict=True):
-                values = [self._load(matrix.place, matrix, row, column) for row in rows]
-                if is_gated:
-                    values = [self._gated(given, value, row, column) for value, row in zip(values, rows, strict=True)]
-                low, high = (k.build.bitcast(self._widen(value), k.floats) for value in values)
-                k.store(k.build.fadd(k.get(total, low), k.build.fadd(low, high)), total)
-                joined = self._join(*values)
-                for first in range(0, k.lanes, TILE_ROWS):
-                    numbers = ir.Constant(ir.VectorType(I32, TILE_ROWS), list(range(first, first + TILE_ROWS)))
-                    place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, TILE_ROWS))
+                joined = self._take_pair(given, pair, column, total, is_gated=is_gated)
+                for first in range(0, k.lanes, tile_rows):
+                    numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
+                    place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
                     k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
+
+    def _take_pair(self, given: Gradient, pair: Value, column: Value, total: Value, *, is_gated: bool) -> Value:
+        """The pair of each of a vector of columns, added to their sums."""
+        k, rows = self.k, _rows_of(self.k, pair)
+        values = [self._load(given.matrix.place, given.matrix, row, column) for row in rows]
+        if is_gated:
+            values = [self._gated(given, value, row, column) for value, row in zip(values, rows, strict=True)]
+        low, high = (k.build.bitcast(self._widen(value), k.floats) for value in values)
+        k.store(k.build.fadd(k.get(total, low), k.build.fadd(low, high)), total)
+        return self._join(*values)
 
     def _gated(self, given: Gradient, value: Value, row: Value, column: Value) -> Value:
         """What counts of the gradient, which is kept too."""
@@ -125,16 +160,16 @@ class Packer:
 
     def pairs_of(self, rows: Value) -> Value:
         """Of so many rows, and of the zeros that fill them up."""
-        k = self.k
-        whole = k.build.sdiv(k.sum_of(rows, ROWS_TOGETHER - 1), k.number(ROWS_TOGETHER))
-        return k.times(whole, ROWS_TOGETHER // 2)
+        k, together = self.k, self.layout.together
+        whole = k.build.sdiv(k.sum_of(rows, together - 1), k.number(together))
+        return k.times(whole, together // 2)
 
     def _each_strip(self, columns: Value) -> Iterator[list[Value]]:
         """The thread's share of columns, some vectors of them at a time, then the rest one by one."""
         k = self.k
         first, last = k.share(k.build.sdiv(columns, k.number(k.lanes)), self.thread, self.threads)
         start = first
-        for together in (_STRIP, 1):
+        for together in (self.layout.strip, 1):
             rest = k.build.srem(k.build.sub(last, start), k.number(together))
             stop = k.build.sub(last, rest)
             with k.loop(start, stop, together) as number:
@@ -143,9 +178,9 @@ class Packer:
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
         """Where a column's first pair belongs, and how many columns its panel has."""
-        k = self.k
-        start = k.times(k.build.sdiv(column, k.number(PANEL)), PANEL)
-        width = k.lesser(k.build.sub(columns, start), k.number(PANEL))
+        k, panel = self.k, self.layout.panel
+        start = k.times(k.build.sdiv(column, k.number(panel)), panel)
+        width = k.lesser(k.build.sub(columns, start), k.number(panel))
         return k.at(to, k.sum_of(k.times(start, pairs), k.build.sub(column, start)), I32), width
 
     @contextmanager
@@ -153,8 +188,7 @@ class Packer:
         """A pair's number, and its two rows."""
         k = self.k
         with k.loop(0, self.pairs_of(matrix.rows)) as pair:
-            row = k.times(pair, 2)
-            yield pair, (row, k.sum_of(row, 1))
+            yield pair, _rows_of(k, pair)
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
         return self.k.build.icmp_signed("<", row, matrix.rows)
@@ -182,3 +216,8 @@ class Packer:
 
     def _join(self, low: Value, high: Value) -> Value:
         return self.k.build.or_(self.k.build.zext(low, self.k.ints), self._widen(high))
+
+
+def _rows_of(k: Emitter, pair: Value) -> tuple[Value, Value]:
+    row = k.times(pair, 2)
+    return row, k.sum_of(row, 1)

@@ -1,6 +1,7 @@
 """Products of matrices of bfloat16 by the instruction that adds two products to each of 16 sums, `vpdpbf16ps`.
 
 Some rows by a panel of columns are a *tile*: 24 sums in registers, which each pair along what is summed over adds to.
+Where there is AMX, `amx_products.py` has other tiles.
 """
 
 from collections.abc import Callable
@@ -9,17 +10,20 @@ from typing import Any, Literal, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I16, I32, I64, POINTER, Emitter, Value
-from transduce.model.native.pair_packing import PANEL, TILE_ROWS
+from transduce.model.native.pair_packing import VECTORS, Layout
 
 _UNROLLED = 4  # pairs
-_BLOCK_PAIRS = 1 << 13  # of the rows that are multiplied by one panel after another: 256 KB
 
 Ending = Literal["bias", "add", "mix"]
 """What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number; `add`, they are added
 to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
 
-_ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32), "add": (), "mix": (I64, F32, F32)}
+ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32), "add": (), "mix": (I64, F32, F32)}
 """Types of what a tile is told beside places: see `Product.values`."""
+
+
+TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
+"""Types of a tile's places: rows, panel, pairs, result, and how many columns a row of the result has."""
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
@@ -53,7 +57,7 @@ class Product(NamedTuple):
     """Rows by columns."""
 
     left: Value
-    """The place of the rows, one after another; in panels of `TILE_ROWS` rows if the ending is `add`."""
+    """The place of the rows, one after another; packed as a gradient if the ending is `add`."""
     rows: Value
     panels: Value
     """The place of the columns, packed."""
@@ -71,19 +75,21 @@ class Product(NamedTuple):
 class PairMultiplier:
     """Writes tiles, and what goes through them."""
 
+    layout: Layout = VECTORS
+
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         """Writes the tiles of some endings."""
         self.k = k
         for ending in endings:
-            for vectors in range(1, PANEL // k.lanes + 1):
+            for vectors in range(1, self.layout.panel // k.lanes + 1):
                 self._write_tile(ending, vectors)
 
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """A thread takes some rows of the result, so many at a time that a cache holds them beside a panel."""
-        k = self.k
-        tiles = k.build.sdiv(k.sum_of(made.rows, TILE_ROWS - 1), k.number(TILE_ROWS))
+        k, tile_rows = self.k, self.layout.tile_rows
+        tiles = k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows))
         first, last = k.share(tiles, thread, threads)
-        block = k.build.sdiv(k.number(_BLOCK_PAIRS), made.pairs)
+        block = k.build.sdiv(k.number(self.layout.block // tile_rows), made.pairs)
         block = k.build.select(k.build.icmp_signed("<", block, k.number(1)), k.number(1), block)
         with k.loop(first, last, block) as start:
             stop = k.lesser(k.sum_of(start, block), last)
@@ -92,13 +98,13 @@ class PairMultiplier:
     def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
         """What is on and below the diagonal of a square result, and perhaps more. Threads take tiles in turns.
 
-        Rows are a multiple of `TILE_ROWS`.
+        Rows are a multiple of a tile's.
         """
-        k = self.k
-        tiles = k.build.sdiv(made.rows, k.number(TILE_ROWS))
+        k, tile_rows = self.k, self.layout.tile_rows
+        tiles = k.build.sdiv(made.rows, k.number(tile_rows))
 
         def own(column: Value) -> tuple[Value, Value, Value]:
-            first = k.build.sdiv(column, k.number(TILE_ROWS))
+            first = k.build.sdiv(column, k.number(tile_rows))
             behind = k.build.srem(k.sum_of(k.build.sub(thread, first), k.times(threads, tiles)), threads)
             return k.sum_of(first, behind), tiles, threads
 
@@ -106,40 +112,55 @@ class PairMultiplier:
 
     def _each_panel(self, made: Product, tiles: Callable[[Value], tuple[Value, Value, Value | int]]) -> None:
         """All columns by those tiles of rows that a function names for the first column of a panel."""
-        k = self.k
-        whole = k.times(k.build.sdiv(made.columns, k.number(PANEL)), PANEL)
-        with k.loop(0, whole, PANEL) as column:
-            self._panel(made, tiles(column), column, PANEL)
-        for width in range(k.lanes, PANEL, k.lanes):
+        k, panel = self.k, self.layout.panel
+        whole = k.times(k.build.sdiv(made.columns, k.number(panel)), panel)
+        with k.loop(0, whole, panel) as column:
+            self._panel(made, tiles(column), column, panel)
+        for width in range(k.lanes, panel, k.lanes):
             with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
                 self._panel(made, tiles(whole), whole, width)
 
     def _panel(self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int) -> None:
-        """Some tiles of one panel; the last one of all takes some rows once more, to have enough."""
+        """Some tiles of one panel."""
         k = self.k
         panel = k.at(made.panels, k.times(column, made.pairs), I32)
         with k.loop(*tiles) as number:
-            row = k.lesser(k.times(number, TILE_ROWS), k.build.sub(made.rows, k.number(TILE_ROWS)))
-            left = k.at(made.left, k.times(row, made.pairs), I32)
-            place = k.sum_of(k.times(row, made.columns), column)
-            target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
-            values = made.values
-            if values:
-                start = k.sum_of(values[0], k.times(column if made.ending == "bias" else place, 2))
-                values = (k.build.select(k.is_given(values[0]), start, values[0]), *values[1:])
-            k.call(_tile_name(made.ending, width // k.lanes), left, panel, made.pairs, target, made.columns, *values)
+            self._call_tile(made, k.times(number, self.layout.tile_rows), panel, column, width)
+
+    def _call_tile(self, made: Product, row: Value, panel: Value, column: Value, width: int) -> None:
+        """A tile from a row on; the last one of all takes some rows once more, to have enough."""
+        self._call(tile_name(made.ending, width // self.k.lanes), self.layout.tile_rows, made, row, panel, column)
+
+    def _call(self, name: str, rows: int, made: Product, row: Value, panel: Value, column: Value) -> None:
+        """Calls a function of a tile of so many rows, from this one on if there are enough of them."""
+        k = self.k
+        row = k.lesser(row, k.build.sub(made.rows, k.number(rows)))
+        left = k.at(made.left, k.times(row, made.pairs), I32)
+        place = k.sum_of(k.times(row, made.columns), column)
+        target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
+        values = made.values
+        if values:
+            start = k.sum_of(values[0], k.times(column if made.ending == "bias" else place, 2))
+            values = (k.build.select(k.is_given(values[0]), start, values[0]), *values[1:])
+        k.call(name, left, panel, made.pairs, target, made.columns, *values)
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
     def _write_tile(self, ending: Ending, vectors: int) -> None:
-        """`TILE_ROWS` rows by so many vectors of columns."""
-        k = self.k
-        types = (POINTER, POINTER, I64, POINTER, I64, *_ENDINGS[ending])
-        with k.function(_tile_name(ending, vectors), *types) as (left, panel, pairs, out, stride, *values):
+        """The layout's rows by so many vectors of columns."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
+            left,
+            panel,
+            pairs,
+            out,
+            stride,
+            *values,
+        ):
             if ending == "add":
-                self._fetch(vectors, out, stride)
+                self._fetch(tile_rows, vectors, out, stride)
             starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
-            sums = [[k.variable(start) for start in starts] for _ in range(TILE_ROWS)]
+            sums = [[k.variable(start) for start in starts] for _ in range(tile_rows)]
             with k.loop(0, pairs, _UNROLLED) as first:
                 for pair in (k.sum_of(first, step) for step in range(_UNROLLED)):
                     self._add_pair(sums, left, panel, pair, None if ending == "add" else pairs)
@@ -174,7 +195,8 @@ class PairMultiplier:
             for n in range(vectors)
         ]
         for row, own in enumerate(sums):
-            place = k.sum_of(k.times(pair, TILE_ROWS), row) if stride is None else k.sum_of(k.times(stride, row), pair)
+            packed = k.sum_of(k.times(pair, len(sums)), row)
+            place = packed if stride is None else k.sum_of(k.times(stride, row), pair)
             factor = k.splat(k.load(k.at(left, place, I32), I32))
             for total, column in zip(own, columns, strict=True):
                 k.store(multiply_pairs(k, k.get(total, k.splat(0.0)), factor, column), total)
@@ -188,13 +210,14 @@ class PairMultiplier:
                 k.store(k.load_wide(k.place(address), n * k.lanes, I16), variable)
         return [k.get(variable, k.splat(0.0)) for variable in found]
 
-    def _fetch(self, vectors: int, out: Value, stride: Value) -> None:
+    def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
         """Has the sums fetched to which the tile is added in the end."""
         k = self.k
-        for row in range(TILE_ROWS):
+        for row in range(rows):
             for vector in range(vectors):
                 k.fetch(k.at(out, k.sum_of(k.times(stride, row), vector * k.lanes)), to_write=True)
 
 
-def _tile_name(ending: Ending, vectors: int) -> str:
+def tile_name(ending: Ending, vectors: int) -> str:
+    """Of the function that multiplies a tile."""
     return f"{ending}_{vectors}"

@@ -61,7 +61,7 @@ class BackPlaces(NamedTuple):
     weight_room: Any
     """O × I, in which the matrix is packed already if its address is 0."""
     x_room: Any
-    """I × N, filled up as `ROWS_TOGETHER` says."""
+    """I × N, filled up as the layout says."""
     gradient_room: Any
     """O × N, likewise."""
 
@@ -71,9 +71,9 @@ class ProductWriter:
 
     names = ("forward", "back")
 
-    def __init__(self, k: Emitter) -> None:
+    def __init__(self, k: Emitter, multiplier: type[PairMultiplier]) -> None:
         self.k = k
-        self.multiplier = PairMultiplier(k, "bias", "add")
+        self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
         """Both."""
@@ -87,7 +87,7 @@ class ProductWriter:
         k = self.k
         with k.where(k.is_given(given.weight)):
             weight = Matrix(k.place(given.weight), given.outputs, given.inputs)
-            Packer(k, thread, threads).pack_transposed(weight, k.place(given.room))
+            Packer(k, self.multiplier.layout, thread, threads).pack_transposed(weight, k.place(given.room))
             k.barrier(threads)
         made = Product(
             left=k.place(given.x),
@@ -103,7 +103,7 @@ class ProductWriter:
 
     def _back(self, given: BackPlaces, thread: Value, threads: Value) -> None:
         k = self.k
-        packer = Packer(k, thread, threads)
+        packer = Packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
         gradient = Matrix(k.place(given.gradient), given.positions, given.outputs)
         packed = k.place(given.gradient_room)

@@ -45,9 +45,9 @@ class SquareWriter:
 
     names = ("symmetric", "mixed")
 
-    def __init__(self, k: Emitter) -> None:
+    def __init__(self, k: Emitter, multiplier: type[PairMultiplier]) -> None:
         self.k = k
-        self.multiplier = PairMultiplier(k, "mix")
+        self.multiplier = multiplier(k, "mix")
 
     def write(self) -> None:
         """Both."""
@@ -67,7 +67,7 @@ class SquareWriter:
         k = self.k
         start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
-        Packer(k, thread, threads).pack_transposed(right, k.place(given.room))
+        Packer(k, self.multiplier.layout, thread, threads).pack_transposed(right, k.place(given.room))
         k.barrier(threads)
         made = self._product(given, (start, given.columns), (square, given.rows))
         self.multiplier.multiply_lower(made, thread, threads)
@@ -78,7 +78,7 @@ class SquareWriter:
         k = self.k
         start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
-        Packer(k, thread, threads).pack(right, k.place(given.room))
+        Packer(k, self.multiplier.layout, thread, threads).pack(right, k.place(given.room))
         k.barrier(threads)
         made = self._product(given, (square, given.rows), (start, given.columns))
         self.multiplier.multiply(made, thread, threads)
