@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.runtime.classifier import Classifier
+    from transduce.runtime.doubts import Doubt
     from transduce.runtime.export import ExportReport, export
     from transduce.runtime.filler import Filler
     from transduce.runtime.forecaster import Forecast, Forecaster
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transduce.runtime.loading import load
     from transduce.runtime.parser import Parser
     from transduce.runtime.pipeline import pipeline
+    from transduce.runtime.second_look import look_again, review
     from transduce.runtime.translation import Alternative, Translation
     from transduce.runtime.translator import Translator
     from transduce.tasks.train import train
@@ -37,6 +39,7 @@ __all__ = [
     "Classifier",
     "Comparison",
     "Continuation",
+    "Doubt",
     "ExportReport",
     "Filler",
     "Forecast",
@@ -56,7 +59,9 @@ __all__ = [
     "demo",
     "export",
     "load",
+    "look_again",
     "pipeline",
+    "review",
     "score",
     "train",
 ]
@@ -69,6 +74,7 @@ _HOMES = {
     "Classifier": "transduce.runtime.classifier",
     "Comparison": "transduce.evaluation.significance",
     "Continuation": "transduce.runtime.generator",
+    "Doubt": "transduce.runtime.doubts",
     "ExportReport": "transduce.runtime.export",
     "Filler": "transduce.runtime.filler",
     "Forecast": "transduce.runtime.forecaster",
@@ -87,7 +93,9 @@ _HOMES = {
     "demo": "transduce.demo",
     "export": "transduce.runtime.export",
     "load": "transduce.runtime.loading",
+    "look_again": "transduce.runtime.second_look",
     "pipeline": "transduce.runtime.pipeline",
+    "review": "transduce.runtime.second_look",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
 }

@@ -13,8 +13,8 @@ from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_co
 from transduce.inspection.corpus_doctor.alignment import Alignment, align
 from transduce.inspection.corpus_doctor.chinese import SIMPLIFIED, TRADITIONAL
 from transduce.inspection.corpus_doctor.features import side_features
-from transduce.inspection.corpus_doctor.languages import main_script
 from transduce.inspection.corpus_doctor.page import html_page
+from transduce.text.scripts import main_script
 from transduce.text.tokenizer import Tokenizer
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -175,6 +175,7 @@ def test_a_sound_corpus_has_no_findings(write_lines: WriteLines) -> None:
         ("escapes", "我\\ud83d喜欢。", "I like \\u00e9t\\u00e9."),
         ("markup", "我&amp;喜欢。", "I <b>like</b> it."),
         ("damaged characters", "我\ufffd喜欢。", "I like cafÃ©s."),
+        ("damaged characters", "æ\x88\x91喜欢。", "That isnâ\x80\x99t all."),
         ("full-width letters", "我喜欢ＡＢＣ。", "I like １２３."),
         ("mixed punctuation", "我喜欢,你也喜欢.", "I like it，you too。"),
         ("empty lines", "", ""),

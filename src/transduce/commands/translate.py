@@ -27,6 +27,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
 from transduce.runtime.resumable import ResumableFile
+from transduce.runtime.second_look import look_again
 from transduce.runtime.translator import Translator
 from transduce.runtime.workers import Recipe, Workers
 from transduce.search.settings import SamplingSettings
@@ -69,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--phrases", metavar="FILE", help="what each line's translation contains: phrases separated by tabs"
+    )
+    parser.add_argument(
+        "--look-again", action="store_true", help="search once more, wider, for translations that are doubtful"
     )
     add_search(parser)
     add_sampling(parser)
@@ -157,7 +161,14 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
     if options.sample:
         said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
         search = msgspec.structs.replace(search, n_best=options.n_best or 1, sampling=SamplingSettings(**said))
-    return Job(search=search, prefix=options.prefix, phrases=tuple(options.must_contain))
+    if options.look_again and (options.sample or search.n_best > 1):
+        raise TransduceError("--look-again seeks one better translation: leave --sample and --n-best out.")
+    return Job(
+        search=search,
+        prefix=options.prefix,
+        phrases=tuple(options.must_contain),
+        look_again=options.look_again,
+    )
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -300,13 +311,15 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             return
         if not sentence.strip():
             return
-        if job.search.n_best == 1:
+        if job.search.n_best == 1 and not job.look_again:
             for text in translator.stream(sentence, job.search, prefix=job.prefix, phrases=job.phrases):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
             found = translator(sentence, search=job.search, prefix=job.prefix, phrases=job.phrases)
+            if job.look_again:
+                (found,) = look_again(translator, [found], job.search, prefix=job.prefix, phrases=[job.phrases])
             output.write("".join(f"{alternative.text}\n" for alternative in found.alternatives))
         output.flush()
 

@@ -6,6 +6,7 @@ from itertools import zip_longest
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.runtime.second_look import look_again
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -23,6 +24,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     phrases: tuple[str, ...] = ()
     """What every translation contains."""
+    look_again: bool = False
+    """Whether doubtful translations are looked for once more."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -103,13 +106,12 @@ def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tupl
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
     """What is written for a portion: a line a translation, or one for each alternative with its number and score."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
+    phrases = [[*job.phrases, *own] for own in portion.phrases] if has_phrases else None
     translations = translator.translate(
-        portion.lines,
-        job.search,
-        prefix=job.prefix,
-        phrases=[[*job.phrases, *own] for own in portion.phrases] if has_phrases else None,
-        places=portion.places,
+        portion.lines, job.search, prefix=job.prefix, phrases=phrases, places=portion.places
     )
+    if job.look_again:
+        translations = look_again(translator, translations, job.search, prefix=job.prefix, phrases=phrases)
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.places, translations, strict=True))
 

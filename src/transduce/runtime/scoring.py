@@ -15,6 +15,7 @@ from transduce.given import as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.fast import decoded_model, exact_projection
 from transduce.runtime.decoding import pad
+from transduce.runtime.translation import Alternative, Translation
 from transduce.search.forced import GenerateSettings
 from transduce.search.penalty import length_penalty, power_of_length
 from transduce.text.tokenizer import Tokenizer
@@ -41,6 +42,12 @@ class Score(msgspec.Struct, frozen=True):
     def log_probability(self) -> float:
         """ln P(target | source): the sum over the pieces and the end symbol."""
         return sum(self.piece_log_probabilities)
+
+
+def as_translation(score: Score) -> Translation:
+    """The target as if search had found it."""
+    alternative = Alternative(score.target, score.pieces, score.piece_log_probabilities, score.score, ended=True)
+    return Translation(score.source, (alternative,))
 
 
 def score_translations(

@@ -13,7 +13,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\n(?![a-zA-Z])")
 _MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
 # UTF-8 that was read as Latin-1 or Windows-1252 and written as UTF-8 again; or given up on.
-_DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]")
+_DAMAGED = re.compile(
+    "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
+)
 _INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 _FULL_WIDTH = re.compile("[０-９Ａ-Ｚａ-ｚ｡-ﾟ]")
 _FULL_WIDTH_MARK = re.compile("[，。！？；：（）]")

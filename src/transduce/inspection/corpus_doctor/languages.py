@@ -6,36 +6,12 @@ from collections import Counter
 
 from transduce.inspection.corpus_doctor.report import Finding
 from transduce.inspection.corpus_doctor.text import CorpusText, line_finding
+from transduce.text.scripts import main_script
 
-_SCRIPTS = {
-    "Han and kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
-    "Hangul": "\u1100-\u11ff\uac00-\ud7af",
-    "Latin": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
-    "Cyrillic": "\u0400-\u052f",
-    "Greek": "\u0370-\u03ff\u1f00-\u1fff",
-    "Arabic": "\u0600-\u06ff\u0750-\u077f",
-    "Hebrew": "\u0590-\u05ff",
-    "Thai": "\u0e00-\u0e7f",
-    "Devanagari": "\u0900-\u097f",
-}
-_PATTERNS = {name: re.compile(f"[{ranges}]") for name, ranges in _SCRIPTS.items()}
-_LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _OWN_SHARE = 0.05  # of a side's lines, from which on a script is its own
-_FEWEST_LETTERS = 2
-_LETTERS_OF_A_CHARACTER = 3  # what a Chinese character says takes about so many letters elsewhere
 _SURE_NATS = 12.0
 _FEWEST_WORDS = 4
-
-
-def main_script(line: str) -> str | None:
-    """The script of most of a line's letters; None where it has hardly any."""
-    if line.isascii():
-        return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
-    counts = {name: len(pattern.findall(line)) for name, pattern in _PATTERNS.items()}
-    counts["Han and kana"] *= _LETTERS_OF_A_CHARACTER
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= _FEWEST_LETTERS else None
 
 
 def language_findings(text: CorpusText) -> list[Finding]:

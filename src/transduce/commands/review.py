@@ -1,0 +1,104 @@
+"""`transduce review MODEL --source F`: which translations are doubtful, and why."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from transduce.commands.options import (
+    add_computing,
+    add_languages,
+    add_search,
+    check_writable,
+    load_translator,
+    read_side_by_side,
+    search_settings,
+)
+from transduce.durable import write_file
+from transduce.runtime.doubts import Doubt, count_doubts
+from transduce.runtime.scoring import as_translation
+from transduce.runtime.second_look import look_again, review
+from transduce.runtime.translation import Translation
+
+
+class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the source whose translation is doubtful."""
+
+    line: int
+    """From 1."""
+    doubts: tuple[Doubt, ...]
+    source: str
+    translation: str
+
+    def __str__(self) -> str:
+        return "\t".join((str(self.line), ", ".join(map(str, self.doubts)), self.source, self.translation))
+
+
+class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    lines: int
+    counts: dict[str, int]
+    """Lines with a doubt of each kind."""
+    doubtful: list[DoubtfulLine]
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+        return f"{len(self.doubtful):,} of {self.lines:,} translations are doubtful" + (f": {kinds}" if kinds else "")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's options."""
+    parser.add_argument("model", nargs="+", help="a model folder; of several, the probabilities are averaged")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
+    parser.add_argument(
+        "--translation", metavar="FILE", help="their translations, of whatever origin; the model's where none is given"
+    )
+    parser.add_argument(
+        "--look-again", metavar="FILE", help="write all translations, with better ones where a second search finds them"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write doubts as JSON; - for standard output")
+    add_search(parser)
+    add_languages(parser)
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the doubtful lines: number, doubts, source and translation, with tabs between."""
+    search = search_settings(options, options.model[0])
+    inputs = [options.model, options.source, options.translation]
+    check_writable(options.look_again, report=options.json, inputs=inputs)
+    sources, *given = read_side_by_side(options.source, *([options.translation] if options.translation else []))
+    translator = load_translator(options.model, options)
+    if given:
+        translations = [as_translation(score) for score in translator.score(sources, given[0])]
+    else:
+        translations = translator(sources, search=search)
+    report = _report(translations, review(translator, translations))
+    lines = "".join(f"{line}\n" for line in report.doubtful)
+    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+    sys.stdout.buffer.write(content if options.json == "-" else lines.encode("utf-8", "replace"))
+    sys.stdout.buffer.flush()
+    if options.json not in (None, "-"):
+        write_file(Path(options.json), content)
+    sys.stderr.write(f"{report}\n")
+    if options.look_again:
+        again = look_again(translator, translations, search)
+        write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in again).encode("utf-8", "replace"))
+        left = _report(again, review(translator, again))
+        changed = sum(one.text != other.text for one, other in zip(translations, again, strict=True))
+        sys.stderr.write(f"A second search changed {changed:,}; {left}\n")
+    return 0
+
+
+def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:
+    return ReviewReport(
+        lines=len(translations),
+        counts={str(kind): count for kind, count in count_doubts(doubts).items()},
+        doubtful=[
+            DoubtfulLine(line=number, doubts=own, source=each.source, translation=each.text)
+            for number, (each, own) in enumerate(zip(translations, doubts, strict=True), 1)
+            if own
+        ],
+    )

@@ -1,0 +1,175 @@
+"""What speaks against a translation, as far as it shows without knowing the right one.
+
+A model always writes something: a word over and over, the source as it stands, another number, or what it holds for
+most unlikely itself. Each doubt has a kind and what was found; which translations are worse by how much is in
+docs/benchmarks.md.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from transduce.runtime.translation import Translation
+from transduce.text.languages import is_of_word, stands_without_spaces
+from transduce.text.scripts import SCRIPTS, main_script, script_of
+
+DoubtKind = Literal["empty", "cut", "repeated", "copied", "untranslated", "numbers", "unknown", "unlikely"]
+DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
+
+UNLIKELY_NATS = 1.5
+_MOST_UNITS = 20  # of what comes again: words, or characters of scripts without spaces
+_FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # that a run of so few units stands there; two of a longer one
+_FEWEST_COPIED = 2
+# Up to twenty, numbers are often written in words.
+_SMALL_NUMBER = 20
+_NUMBER = re.compile(r"\d+(?:[.,:'\u2009\u00a0\u202f]\d+)*")
+# 3万 is 30,000 elsewhere.
+_SCALES = "十百千万萬亿億兆만억"
+_UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """One thing that speaks against a translation."""
+
+    kind: DoubtKind
+    """empty: nothing is written. cut: the greatest length ended it. repeated: the same run again and again, more often
+    than in the source. copied: the source itself. untranslated: letters of the source's script. numbers: one of the
+    source's is not there. unknown: a sign for what has no piece. unlikely: the model itself does not believe in it."""
+    found: str
+    """What it was told by."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.found})" if self.found else self.kind
+
+
+def find_doubts(
+    translation: Translation, *, source_language: str | None = None, target_language: str | None = None
+) -> tuple[Doubt, ...]:
+    """What speaks against the best of a translation's alternatives, in the order of `DOUBT_KINDS`; mostly nothing.
+
+    Args:
+        translation: of a translator, or made of a given text and what the model says of it.
+        source_language: its code. Where one of both is not known, or they are the same, nothing is said of words and
+            numbers that stayed or went.
+        target_language: likewise.
+    """
+    if not any(map(str.isalnum, translation.source)):
+        return ()
+    if not translation.text.strip():
+        return (Doubt("empty", ""),)
+    found = {"cut": _cut(translation), "repeated": _repeated(translation)}
+    if source_language is not None and target_language is not None and source_language != target_language:
+        found["copied"] = _copied(translation)
+        if found["copied"] is None:
+            found["untranslated"] = _untranslated(translation, script_of(target_language))
+        found["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
+    found |= {"unknown": _unknown(translation), "unlikely": _unlikely(translation)}
+    return tuple(Doubt(kind, what) for kind in DOUBT_KINDS if (what := found.get(kind)) is not None)
+
+
+def missing_numbers(source: str, target: str) -> list[str]:
+    """The numbers of a source that its translation lacks, as the source writes them."""
+    there = [_digits(match.group()) for match in _NUMBER.finditer(target)]
+    missing = []
+    for match in _NUMBER.finditer(source):
+        digits = _digits(match.group())
+        if int(digits) <= _SMALL_NUMBER or source[match.end() : match.end() + 1] in tuple(_SCALES):
+            continue
+        if not any(each == digits or (len(digits) == 2 and each.endswith(digits)) for each in there):
+            missing.append(match.group())
+    return missing
+
+
+def _digits(number: str) -> str:
+    """The same number's digits, whatever groups them, of whatever script."""
+    return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
+
+
+def _cut(translation: Translation) -> str | None:
+    return None if translation.alternatives[0].ended or translation.given_up else ""
+
+
+def _repeated(translation: Translation) -> str | None:
+    """The longest run that comes too often."""
+    usual = _most_times(_units(translation.source))
+    found = [(times, run) for times, run in _repeats(_units(translation.text)) if times > usual]
+    if not found:
+        return None
+    times, run = max(found, key=lambda each: each[0] * len(each[1]))
+    between = "" if all(map(stands_without_spaces, "".join(run))) else " "
+    return f"{times} × {between.join(run)}"
+
+
+def _most_times(units: list[str]) -> int:
+    return max((times for times, _ in _repeats(units, least=2)), default=1)
+
+
+def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
+    """Runs that follow upon themselves so often, and how often; of a run of one length the first of the most."""
+    found = []
+    for length in range(1, min(_MOST_UNITS, len(units) // 2) + 1):
+        best, start, same = 1, 0, 0
+        for place in range(length, len(units)):
+            same = same + 1 if units[place] == units[place - length] else 0
+            times = same // length + 1
+            if times > best:
+                best, start = times, place - times * length + 1
+        if best >= (least or _fewest_times(units[start : start + length])):
+            found.append((best, units[start : start + length]))
+    return found
+
+
+def _fewest_times(run: list[str]) -> int:
+    if len(run) == 1 and not stands_without_spaces(run[0][0]):
+        return 3  # a word; characters come in threes: 哈哈哈
+    return _FEWEST_TIMES.get(len(run), 2)
+
+
+def _units(text: str) -> list[str]:
+    """Words without regard to case, and characters of scripts that put no spaces between words."""
+    found, word = [], ""
+    for character in text.lower():
+        if is_of_word(character) and not stands_without_spaces(character):
+            word += character
+            continue
+        if word:
+            found.append(word)
+            word = ""
+        if is_of_word(character):
+            found.append(character)
+    return [*found, word] if word else found
+
+
+def _copied(translation: Translation) -> str | None:
+    source, target = _units(translation.source), _units(translation.text)
+    return translation.text if source == target and len(source) >= _FEWEST_COPIED else None
+
+
+def _untranslated(translation: Translation, target_script: str) -> str | None:
+    """Letters of the source's script, where the target's is another. Latin ones stand everywhere."""
+    script = main_script(translation.source)
+    if script is None or script in ("Latin", target_script):
+        return None
+    letters = SCRIPTS[script].findall(translation.text)
+    return "".join(letters) or None
+
+
+def _unknown(translation: Translation) -> str | None:
+    found = _UNKNOWN.search(translation.text)
+    return None if found is None or found.group() in translation.source else found.group()
+
+
+def _unlikely(translation: Translation) -> str | None:
+    """By the mean over its pieces, which depends little on their number."""
+    values = translation.alternatives[0].piece_log_probabilities
+    mean = -sum(values) / max(1, len(values))
+    return f"{mean:.2f} nats a piece" if mean > UNLIKELY_NATS else None
+
+
+def count_doubts(doubts: Sequence[tuple[Doubt, ...]]) -> dict[DoubtKind, int]:
+    """How many translations have a doubt of each kind; those of no translation are left out."""
+    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in DOUBT_KINDS}
+    return {kind: count for kind, count in counts.items() if count}

@@ -1,0 +1,99 @@
+"""Doubtful translations are looked for once more, by a wider search with rules against what was doubted."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
+from transduce.runtime.translation import Alternative, Translation
+from transduce.runtime.translator import Translator
+from transduce.search.settings import SearchSettings
+
+_WIDTH = 8
+# What a run of pieces may not do twice, first and then where that was not enough.
+_REPEATED_PIECES = (3, 2)
+
+
+def review(translator: Translator, translations: Sequence[Translation]) -> list[tuple[Doubt, ...]]:
+    """What speaks against each of a translator's translations; mostly nothing.
+
+    Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
+    """
+    source, target = translator.source_language, translator.target_language
+    return [find_doubts(each, source_language=source, target_language=target) for each in translations]
+
+
+def look_again(
+    translator: Translator,
+    translations: Sequence[Translation],
+    search: SearchSettings | None = None,
+    *,
+    prefix: str = "",
+    phrases: Sequence[Sequence[str]] | None = None,
+) -> list[Translation]:
+    """The same translations; those of which one with fewer doubts is found have it as their best alternative.
+
+    A second search has a beam of 8 at least, takes the likeliest of its alternatives with the fewest doubts, must write
+    numbers that were missing, and may not repeat runs of pieces where that, or the length, was the doubt.
+
+    Args:
+        translator: that made them.
+        translations: as they were made.
+        search: how they were; the translator's own settings where nothing is said.
+        prefix: what each begins with, as in `Translator.translate`.
+        phrases: what each contains, likewise.
+
+    Raises:
+        TransduceError: as `Translator.translate`.
+    """
+    found, search = list(translations), search or translator.search
+    wanted = [[]] * len(found) if phrases is None else phrases
+    doubts = review(translator, translations)
+    for attempt in range(len(_REPEATED_PIECES)):
+        groups: dict[int, list[int]] = {}
+        for number, own in enumerate(doubts):
+            repeats = any(doubt.kind in ("repeated", "cut") for doubt in own)
+            if own and (repeats or attempt == 0):
+                groups.setdefault(_REPEATED_PIECES[attempt] if repeats else 0, []).append(number)
+        for ngrams, numbers in groups.items():
+            again = translator.translate(
+                [found[number].source for number in numbers],
+                _wider(search, ngrams),
+                prefix=prefix,
+                phrases=[[*wanted[number], *_numbers(found[number], doubts[number])] for number in numbers],
+            )
+            for number, other in zip(numbers, again, strict=True):
+                best, known = _least_doubted(translator, other)
+                if len(known) < len(doubts[number]):
+                    former = found[number].alternatives
+                    alternatives = (best, *(each for each in former if each.text != best.text))[: len(former)]
+                    found[number] = msgspec.structs.replace(other, alternatives=alternatives)
+                    doubts[number] = known
+    return found
+
+
+def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
+    wide = max(_WIDTH, search.beam_size)
+    return msgspec.structs.replace(
+        search,
+        beam_size=wide,
+        n_best=wide,
+        sampling=None,
+        diverse_groups=1,
+        min_length=search.min_length or (0 if search.max_length == 1 else 1),
+        no_repeated_ngrams=ngrams or search.no_repeated_ngrams,
+    )
+
+
+def _numbers(translation: Translation, doubts: Sequence[Doubt]) -> list[str]:
+    """What is missing, if that is a doubt."""
+    if not any(doubt.kind == "numbers" for doubt in doubts):
+        return []
+    return missing_numbers(translation.source, translation.text)
+
+
+def _least_doubted(translator: Translator, translation: Translation) -> tuple[Alternative, tuple[Doubt, ...]]:
+    """The first of the alternatives that have the fewest doubts, and these."""
+    each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
+    doubts = review(translator, each)
+    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: len(one[1]))
