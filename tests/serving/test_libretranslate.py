@@ -50,6 +50,16 @@ def test_lines_are_translated_one_by_one_and_line_ends_stay(live: Any) -> None:
     assert live.translate("eins\r\n\n  \nzwei\u2028drei\n").json["translatedText"] == "EINS\r\n\n\nZWEI\u2028DREI\n"
 
 
+def test_doubts_come_only_where_they_are_asked_for(live: Any) -> None:
+    assert "doubts" not in live.translate("ein Satz").json
+    copied = {"kind": "copied", "found": "EIN SATZ"}
+    assert live.translate("ein Satz", doubts=True).json == {"translatedText": "EIN SATZ", "doubts": [copied]}
+    found = live.translate(["eins", "ein Satz\nund noch einer"], doubts=True).json["doubts"]
+    assert found == [[], [copied, {"kind": "copied", "found": "UND NOCH EINER"}]]
+    form = live.ask("POST", "/translate", "q=ein+Satz&source=de&target=en&doubts=true", FORM)
+    assert form.json["doubts"] == [copied]
+
+
 def test_alternatives_come_only_where_they_are_asked_for(live: Any) -> None:
     assert live.translate("eins", alternatives=2).json == {
         "translatedText": "EINS",

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.runtime.doubts import Doubt
 from transduce.serving.answers import json_answer
 from transduce.serving.encodings import listed
 from transduce.serving.gate import Gate, watch
@@ -56,6 +57,7 @@ class LibreTranslate:
             format=message.format or "text",
             alternatives=message.alternatives or 0,
             timeout_seconds=message.timeout,
+            doubts=message.doubts,
         )
         gone = watch(request)
         if message.stream:
@@ -80,6 +82,7 @@ class LibreTranslate:
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
             detected_language=_detected(answers, is_list=is_list),
             alternatives=_alternatives(answers, is_list=is_list) if wish.alternatives else UNSET,
+            doubts=_doubts(answers, is_list=is_list) if wish.doubts else UNSET,
         )
 
     async def detect(self, request: Request) -> Response:
@@ -136,3 +139,7 @@ def _detected(answers: Sequence[Answer], *, is_list: bool) -> DetectedLanguage |
 
 def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | list[str]]:
     return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]
+
+
+def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[Doubt | list[Doubt]]:
+    return [list(answer.doubts) for answer in answers] if is_list else [*answers[0].doubts]

@@ -1,12 +1,14 @@
 """What travels in the LibreTranslate API, typed: requests are checked against it, and the OpenAPI document says it.
 
-Field names are LibreTranslate's (version 1.9). What it does not know, `stream` and `timeout`, its clients do not send.
+Field names are LibreTranslate's (version 1.9). Its clients do not send what is ours: `stream`, `timeout` and `doubts`.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+
+from transduce.runtime.doubts import Doubt
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -33,6 +35,7 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
         bool, Meta(description="Answer with server-sent events: `progress` with what is certain so far, then `result`.")
     ] = False
     timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
+    doubts: Annotated[bool, Meta(description="Tell what speaks against each translation.")] = False
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
@@ -50,6 +53,8 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Where the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
     """Where some were asked for; best first, none of them twice."""
+    doubts: list[Doubt | list[Doubt]] | UnsetType = UNSET
+    """Where they were asked for."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from transduce.runtime.doubts import Doubt, find_doubts
 from transduce.runtime.parts import is_unspaced
 from transduce.runtime.translation import Translation
 from transduce.search.settings import SearchSettings
@@ -33,6 +34,7 @@ class Wish(NamedTuple):
     alternatives: int = 0
     timeout_seconds: float | None = None
     """Where the client is in more of a hurry than the server's deadline."""
+    doubts: bool = False
 
 
 class Answer(NamedTuple):
@@ -43,6 +45,8 @@ class Answer(NamedTuple):
     source: str
     detected: DetectedLanguage | None
     """Where the source language was to be found out."""
+    doubts: tuple[Doubt, ...] = ()
+    """Of all its sentences, where they were asked for."""
 
 
 class Task(NamedTuple):
@@ -196,7 +200,9 @@ def _answer(task: Task, wish: Wish, translations: Iterator[Translation]) -> Answ
     ranks = range(wish.alternatives + 1)
     texts = dict.fromkeys(task.plan.assemble([_nth(translation, rank) for translation in found]) for rank in ranks)
     best, *others = texts
-    return Answer(best, others, task.source, task.detected)
+    languages = {"source_language": task.source, "target_language": wish.target}
+    doubts = tuple(doubt for each in found if wish.doubts for doubt in find_doubts(each, **languages))
+    return Answer(best, others, task.source, task.detected, doubts)
 
 
 def _nth(translation: Translation, rank: int) -> str:
