@@ -64,7 +64,7 @@ def look_again(
             )
             for number, other in zip(numbers, again, strict=True):
                 best, known = _least_doubted(translator, other)
-                if len(known) < len(doubts[number]):
+                if _weight(known) < _weight(doubts[number]):
                     former = found[number].alternatives
                     alternatives = (best, *(each for each in former if each.text != best.text))[: len(former)]
                     found[number] = msgspec.structs.replace(other, alternatives=alternatives)
@@ -96,4 +96,9 @@ def _least_doubted(translator: Translator, translation: Translation) -> tuple[Al
     """The first of the alternatives that have the fewest doubts, and these."""
     each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
     doubts = review(translator, each)
-    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: len(one[1]))
+    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _weight(one[1]))
+
+
+def _weight(doubts: Sequence[Doubt]) -> tuple[int, int]:
+    """What shows weighs more than what the model holds for unlikely."""
+    return sum(doubt.kind != "unlikely" for doubt in doubts), len(doubts)

@@ -1,0 +1,88 @@
+"""`transduce review`: doubtful lines with their numbers and doubts; and `--look-again`, here and in `translate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import main
+
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Four sentences, three translations of which are wrong."""
+    source, target = tmp_path / "in.zh", tmp_path / "out.en"
+    source.write_text("我爱你\n\n我爱你\n我爱你\n", "utf-8")
+    target.write_text("the the the the\n\n我爱你\n\n", "utf-8")
+    return source, target
+
+
+def review(capsys: Capture, model: Path, *options: str | Path) -> tuple[str, str]:
+    assert main(["review", str(model), *COMPUTING, *map(str, options)]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
+    source, target = files
+    out, err = review(capsys, trained, "--source", source, "--translation", target)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "3", "4"]
+    assert rows[0][1].startswith("repeated (4 × the)")
+    assert rows[0][2:] == ["我爱你", "the the the the"]
+    assert rows[1][1].startswith("copied (我爱你)")
+    assert rows[2][1:] == ["empty", "我爱你", ""]
+    assert err.startswith("3 of 4 translations are doubtful: 1 empty, 1 repeated, 1 copied")
+
+
+def test_a_second_search_writes_every_line(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = files
+    better = tmp_path / "better.en"
+    _, err = review(capsys, trained, "--source", source, "--translation", target, "--look-again", better)
+    lines = better.read_text("utf-8").split("\n")[:-1]
+    assert len(lines) == 4
+    assert lines[1] == ""
+    assert lines[0] not in ("", "the the the the")
+    assert lines[2] not in ("", "我爱你")
+    assert lines[3] != ""
+    assert "A second search changed 3; " in err
+    with pytest.raises(SystemExit):
+        main(["review", str(trained), "--translation", str(target)])
+
+
+def test_its_own_translations_and_json(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = ["--source", files[0], "--max-length", "2"]
+    out, _ = review(capsys, trained, *options, "--json", tmp_path / "doubts.json")
+    content = json.loads((tmp_path / "doubts.json").read_bytes())
+    assert content["lines"] == 4
+    assert content["counts"]["cut"] == 3
+    assert [each["line"] for each in content["doubtful"]] == [1, 3, 4] == [int(row[0]) for row in out.splitlines()]
+    assert {"kind": "cut", "found": ""} in content["doubtful"][0]["doubts"]
+    assert json.loads(review(capsys, trained, *options, "--json", "-")[0]) == content
+
+
+def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
+    source, target = files
+    target.write_text("one\n", "utf-8")
+    assert main(["review", str(trained), "--source", str(source), "--translation", str(target), *COMPUTING]) == 2
+    assert f"4 lines in {source} and 1 lines in {target}" in capsys.readouterr().err
+
+
+def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A search that is cut short is doubted; what remains so after the second one stays as it was."""
+    command = ["translate", str(trained), str(files[0]), *COMPUTING]
+    assert main([*command, "--max-length", "2"]) == 0
+    short = capsys.readouterr().out
+    assert main([*command, "--max-length", "2", "--look-again", "--output", str(tmp_path / "again")]) == 0
+    assert len((tmp_path / "again").read_text("utf-8").split("\n")) == len(short.split("\n")) == 5
+    capsys.readouterr()
+    for option in ("--sample", "--n-best=2"):
+        assert main([*command, "--look-again", option]) == 2
+        assert "--look-again seeks one better translation: leave --sample and --n-best out." in capsys.readouterr().err
