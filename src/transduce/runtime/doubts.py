@@ -19,7 +19,7 @@ from transduce.text.scripts import SCRIPTS, main_script, script_of
 DoubtKind = Literal["empty", "cut", "repeated", "copied", "untranslated", "numbers", "unknown", "unlikely"]
 DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
 
-UNLIKELY_NATS = 1.5
+UNLIKELY_NATS = 1.2  # of translations beyond it, four in five were bad on two dev sets (docs/benchmarks.md)
 _MOST_UNITS = 20  # of what comes again: words, or characters of scripts without spaces
 _FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # that a run of so few units stands there; two of a longer one
 _FEWEST_COPIED = 2
