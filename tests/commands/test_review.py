@@ -58,7 +58,7 @@ def test_a_second_search_writes_every_line(
 def test_its_own_translations_and_json(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    options = ["--source", files[0], "--max-length", "2"]
+    options: list[str | Path] = ["--source", files[0], "--max-length", "2"]
     out, _ = review(capsys, trained, *options, "--json", tmp_path / "doubts.json")
     content = json.loads((tmp_path / "doubts.json").read_bytes())
     assert content["lines"] == 4

@@ -134,6 +134,24 @@ def test_the_report_tells_the_line_and_which_side_to_look_at(zh_en: Sides, write
     assert abs(report.stretches[1].first_line - 700) <= NEAR_LINES
 
 
+def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
+    zh_en: Sides, write_lines: WriteLines, de_en: Sides
+) -> None:
+    source, target = zh_en[0][:4000], zh_en[1][:4000]
+    spoilt = target[:1000] + de_en[0][:5] + target[1000:2000] + target[2002:]
+    for files, first, then in (
+        ((source, spoilt), "5 lines later", "3 lines later"),
+        ((spoilt, source), "5 lines earlier", "3 lines earlier"),
+    ):
+        message = examine(write_lines, *files).finding("alignment").message
+        told = [part for part in message.split("; ") if "their translations" in part]
+        assert len(told) == 2
+        sides = ("target", "source") if files[0] is source else ("source", "target")
+        for part, where, side in zip(told, (first, then), sides, strict=True):
+            assert where in part
+            assert f"(the {side} has lines too many" in part
+
+
 # --- lines -----------------------------------------------------------------------------------------------------
 
 

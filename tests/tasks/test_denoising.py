@@ -54,14 +54,15 @@ def rows(batch: Batch) -> list[list[int]]:
 
 
 def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> None:
-    vocabulary = read_encoder_decoder_folder(pretrained).tokenizer.source
+    tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
+    vocabulary = tokenizer.source
     ids = np.array([[*range(10, 30), vocabulary.eos_id]] * 4)
     batch = Batch(ids, ids, np.array([5, 6, 7, 8]), ids.size, ids.size)
-    spoiler = Spoiler(NoiseSettings(), vocabulary, 1)
+    spoiler = Spoiler(NoiseSettings(), tokenizer, 1)
     found = rows(spoiler.spoil(batch, 3))
-    assert found == rows(Spoiler(NoiseSettings(), vocabulary, 1).spoil(batch, 3))
+    assert found == rows(Spoiler(NoiseSettings(), tokenizer, 1).spoil(batch, 3))
     assert found != rows(spoiler.spoil(batch, 4))
-    assert found != rows(Spoiler(NoiseSettings(), vocabulary, 2).spoil(batch, 3))
+    assert found != rows(Spoiler(NoiseSettings(), tokenizer, 2).spoil(batch, 3))
     assert len({tuple(row) for row in found}) == 4
     part = Batch(ids[1:3], ids[1:3], np.array([6, 7]), 0, 0)
     assert rows(spoiler.spoil(part, 3)) == found[1:3]
@@ -69,6 +70,22 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
     spoilt = spoiler.spoil(batch, 3)
     assert (spoilt.target == ids).all()
     assert spoilt.source_tokens == sum(map(len, found))
+
+
+@pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
+def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
+    """As BART's first symbol, and the languages of mBART and NLLB."""
+    tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
+    vocabulary = tokenizer.source
+    vocabulary.before, vocabulary.after = (90, 91), (vocabulary.eos_id, 92)
+    ids = np.array([vocabulary.closed(list(range(10, 30))), [*vocabulary.closed([10, 11]), *[vocabulary.pad_id] * 18]])
+    spoilt = Spoiler(NoiseSettings(kind=kind, share=0.5), tokenizer, 1).spoil(Batch(ids, ids, np.arange(2), 0, 0), 0)
+    assert (spoilt.target == ids).all()
+    for row in rows(spoilt):
+        assert row[:2] == [90, 91]
+        assert row[-2:] == [vocabulary.eos_id, 92]
+        assert not {90, 91, 92, vocabulary.eos_id} & set(row[2:-2])
+    assert len(rows(spoilt)[0]) < 24 or kind == "masking"
 
 
 def test_translation_goes_on_from_its_weights(

@@ -29,6 +29,7 @@ def test_the_decay_by_hand() -> None:
     # Rates of 0.1, 0.2, 0.2 × 2/3, 0.2 × 1/3 and 0.
     found = decay_over(5, schedule="linear", peak=0.2, warmup_steps=2)
     assert found == 0.1 / 0.2  # and not 1.3 / 0.5, which would take half of the weights in the second step
+    assert decay_over(1, schedule="linear", peak=0.2, warmup_steps=0) == 0.1 / 0.2
     assert decay_over(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
 
 

@@ -68,4 +68,5 @@ def test_a_run_shorter_than_its_warm_up_still_reaches_the_peak_and_comes_down(sc
     assert max(rates) == 1.0
     assert rates[-1] == 0.0
     assert rate(100, schedule, warmup=500, steps=None) == pytest.approx(0.2)
-    assert rate(1, schedule, warmup=1, steps=1) == 1.0
+    for warmup in (0, 1, 500):
+        assert rate(1, schedule, warmup=warmup, steps=1) == 1.0

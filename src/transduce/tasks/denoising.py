@@ -25,6 +25,7 @@ from transduce.tasks.settings import DataSettings, NoiseSettings, Settings, Task
 from transduce.tasks.text_kind import TextKind
 from transduce.tasks.texts import write_texts
 from transduce.tasks.translation import DevSet, TranslationTask, dev_batches
+from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
 
@@ -35,33 +36,39 @@ _DEV_SEED = 0
 
 
 class Spoiler:
-    """Adds noise to batches whose two sides are the same text: a function of (seed, epoch, number of the text)."""
+    """Adds noise to batches whose two sides are the same text: a function of (seed, epoch, number of the text).
 
-    def __init__(self, noise: NoiseSettings, vocabulary: Vocabulary, seed: int) -> None:
+    What a vocabulary puts before and after every text, the end symbol and perhaps others, stays as it is.
+    """
+
+    def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
         self._noise, self._seed = noise, seed
-        self._eos_id, self._pad_id = vocabulary.eos_id, vocabulary.pad_id
-        self._marks = [vocabulary.id(mark) for mark in marks_of(noise)]
+        self._source, self._target = tokenizer.source, tokenizer.target
+        self._marks = [tokenizer.source.id(mark) for mark in marks_of(noise)]
 
     def spoil(self, batch: Batch, epoch: int) -> Batch:
         """The same texts, spoilt as source, mended as target."""
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
             return batch
-        source, source_tokens = self._padded([source for source, _ in noised])
-        target, target_tokens = self._padded([target for _, target in noised])
+        source, source_tokens = _padded([source for source, _ in noised], self._source)
+        target, target_tokens = _padded([target for _, target in noised], self._target)
         return Batch(source, target, batch.indices, source_tokens, target_tokens)
 
     def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
-        ids = row[(row != self._pad_id) & (row != self._eos_id)]
+        closed, before, after = row[row != self._target.pad_id], self._target.before, self._target.after
+        ids = closed[len(before) : len(closed) - len(after)]
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
         source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
-        return [*source.tolist(), self._eos_id], [*target.tolist(), self._eos_id]
+        return self._source.closed(source.tolist()), self._target.closed(target.tolist())
 
-    def _padded(self, rows: list[list[int]]) -> tuple[NDArray[np.int64], int]:
-        found = np.full((len(rows), max(map(len, rows))), self._pad_id, np.int64)
-        for number, row in enumerate(rows):
-            found[number, : len(row)] = row
-        return found, sum(map(len, rows))
+
+def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
+    """Rows of one length, and how many pieces are none of the padding."""
+    found = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = row
+    return found, sum(map(len, rows))
 
 
 class NoisePlan:
@@ -112,7 +119,7 @@ class Denoising(TextKind):
         """Batches of lines, spoilt."""
         seed = resolved.training.seed
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
-        return NoisePlan(plan, Spoiler(_noise(resolved.task), corpus.tokenizer.source, seed))
+        return NoisePlan(plan, Spoiler(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
         """The loss of all dev lines."""
@@ -129,7 +136,7 @@ class Denoising(TextKind):
 
     def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
         assert corpus.dev is not None
-        spoiler = Spoiler(_noise(resolved.task), corpus.tokenizer.source, _DEV_SEED)
+        spoiler = Spoiler(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
         return [spoiler.spoil(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:

@@ -22,6 +22,8 @@ def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_step
     if steps is not None and schedule in ("linear", "cosine"):
         # While `minutes` are no steps yet nobody knows how long a warm-up the run has room for.
         warmup_steps = min(warmup_steps, max(1, steps // 2))
+        if step == steps == 1:
+            return peak  # as the last one it would have none
     if step < warmup_steps:
         return peak * step / warmup_steps
     if schedule == "constant":

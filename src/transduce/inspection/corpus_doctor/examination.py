@@ -93,7 +93,7 @@ def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Fin
 def _alignment(text: CorpusText, alignment: Alignment) -> Finding:
     off = [stretch for stretch in alignment.stretches if stretch.lag != 0]
     count = sum(stretch.last_line - stretch.first_line + 1 for stretch in off)
-    told = [_told(stretch) for stretch in off[:_MOST_SHOWN]]
+    told = [_told(stretch, _lag_before(stretch, alignment.stretches)) for stretch in off[:_MOST_SHOWN]]
     if len(off) > _MOST_SHOWN:
         told.append(f"and {len(off) - _MOST_SHOWN} more stretches")
     return Finding(
@@ -117,15 +117,23 @@ def _strangers(lines: int) -> Finding:
     )
 
 
-def _told(stretch: Stretch) -> str:
+def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
+    """That of the last stretch before this one that has any; at the beginning of the files, none."""
+    known = [each.lag for each in stretches if each.first_line < stretch.first_line and each.lag is not None]
+    return known[-1] if known else 0
+
+
+def _told(stretch: Stretch, lag_before: int) -> str:
     lines = f"source lines {stretch.first_line:,} to {stretch.last_line:,}"
     if stretch.lag is None:
         return f"{lines} have no translations near by"
     lines_off = f"{abs(stretch.lag):,} line{'s' * (abs(stretch.lag) > 1)}"
     where = f"{lines_off} {'later' if stretch.lag > 0 else 'earlier'} in the target"
+    if stretch.lag == lag_before:
+        return f"{lines} have their translations {where}"
     wrong = (
         "the target has lines too many, or the source too few, just before"
-        if stretch.lag > 0
+        if stretch.lag > lag_before
         else ("the source has lines too many, or the target too few, just before")
     )
     return f"{lines} have their translations {where} ({wrong})"
