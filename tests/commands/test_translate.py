@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from transduce.commands.main import main
+from transduce.commands.main import build_parser, main
+from transduce.commands.translate import make_job
 from transduce.runtime import workers
+from transduce.runtime.bulk import Job
 from transduce.runtime.translator import Translator
+from transduce.search.settings import SamplingSettings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -240,3 +244,23 @@ def test_mistakes_are_one_sentence(
     assert f"transduce: {message}" in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_folder_may_say_that_translations_are_drawn(
+    capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    (folder / "settings.toml").write_text("[search.sampling]\ntemperature = 0.7\nseed = 5\n", "utf-8")
+
+    def job(*options: str) -> Job:
+        parser = build_parser("translate")
+        return make_job(parser.parse([str(folder), *options]), str(folder))
+
+    assert job().search.sampling == SamplingSettings(temperature=0.7, seed=5)
+    assert job("--sample", "--top-k", "3").search.sampling == SamplingSettings(temperature=0.7, seed=5, top_k=3)
+    assert job("--seed", "6").search.sampling == SamplingSettings(temperature=0.7, seed=6)
+    searched = job("--beam-size", "3", "--n-best", "2").search
+    assert (searched.sampling, searched.beam_size, searched.n_best) == (None, 3, 2)
+    assert main(["translate", str(folder), "--beam-size", "3", "--seed", "6"]) == 2
+    assert "says how to draw translations" in capsys.readouterr().err

@@ -44,6 +44,14 @@ def test_inspect_searches_as_the_folder_says(
     assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 2
 
 
+def test_inspect_knows_what_was_cut(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    command = ["inspect", str(trained), "我吃鱼。", "--max-length", "2", "--json", "-", *ONE_THREAD]
+    assert main(command) == 0
+    payload = json.loads(capfdbinary.readouterr().out)
+    assert payload["target_pieces"][-1] != "</s>"
+    assert not any(node["ended"] for node in payload["tree"] if node["piece"] != "</s>")
+
+
 def test_inspect_refuses_what_it_cannot_do(
     trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

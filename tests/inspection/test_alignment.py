@@ -1,5 +1,7 @@
 """Word alignment: heads are chosen by known alignments, and what they find is right."""
 
+import unicodedata
+
 import msgspec
 import numpy as np
 import pytest
@@ -104,6 +106,20 @@ def test_where_a_side_is_empty_nothing_is_linked(
 ) -> None:
     chosen = choose_heads(translator, known[:12]) if heads else None
     assert list(align(translator, [word_pair(source, target)], chosen)) == [frozenset()]
+
+
+def test_decomposed_text_is_aligned_as_the_vocabulary_sees_it(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for vocabulary in (translator.tokenizer.source, translator.tokenizer.target):
+        monkeypatch.setattr(vocabulary, "nfc", True)
+    composed, decomposed = (
+        word_pair(*(unicodedata.normalize(form, text) for text in ("é élève 苹果", "the é tea")))
+        for form in ("NFC", "NFD")
+    )
+    assert composed.source != decomposed.source
+    for one, other in zip(*(next(word_maps(translator, [pair])) for pair in (composed, decomposed)), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_too_few_examples_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:

@@ -45,6 +45,18 @@ def test_splitting_loses_nothing_but_spaces(text: str) -> None:
         (["▁a", "▁", "<unk>", "▁b"], "a ☃☃ b", ["a", "", "☃☃", "b"]),
         (["▁a", "▁", "<unk>", "</s>"], "a ☃", ["a", "", "☃", ""]),
         (["▁of▁the", "▁x"], "of   the x", ["of   the", "x"]),
+        # White space that has no piece of its own, with bytes and without.
+        (["▁我", "<0xE3>", "<0x80>", "<0x80>", "喜欢"], "我\u3000喜欢", ["我", "", "", "", "喜欢"]),
+        (["▁I", "<0xC2>", "<0xA0>", "l", "ike", "▁it"], "I\u00a0like it", ["I", "", "", "l", "ike", "it"]),
+        (["▁a", "<0x09>", "b"], "a\tb", ["a", "", "b"]),
+        (["▁我", "<unk>", "喜欢"], "我\u3000喜欢", ["我", "\u3000", "喜欢"]),
+        # Pieces of several bytes, of which some end within a character.
+        (
+            ["▁", "<0xE6>", "<0x88><0x91>", "<0xE7><0x88>", "<0xB1><0xE4><0xBD><0xA0>"],
+            "我爱你",
+            ["", "我", "我", "爱你", "爱你"],
+        ),
+        (["▁a", "<0xE6>", "b"], "a\ufffdb", ["a", "\ufffd", "b"]),
     ],
 )
 def test_each_piece_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:

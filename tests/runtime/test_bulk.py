@@ -58,6 +58,16 @@ def test_finished_lines_are_skipped() -> None:
     assert skip_lines(portions(LINES[:4], size=4), 8)[0] == LINES[:4]
 
 
+def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
+    """As on a GPU, of what was begun on a CPU; or where the input has grown since."""
+    phrases = [f"{number}" for number in range(len(LINES))]
+    skipped, left = skip_lines(portions(LINES, size=len(LINES), phrases=phrases), 3)
+    assert skipped == LINES[:3]
+    (rest,) = left
+    assert (rest.places, rest.lines) == (list(range(3, len(LINES))), LINES[3:])
+    assert rest.phrases[0] == ["3"]
+
+
 def test_what_is_drawn_does_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))

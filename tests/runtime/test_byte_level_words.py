@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from transduce.inspection.words import piece_spans
 from transduce.runtime.generator import spell
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
 from transduce.text.byte_level import ByteLevelPairs
@@ -55,3 +56,12 @@ def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabular
     ids = vocabulary.encode("if\n  x")
     assert spell([*ids, vocabulary.eos_id, *ids], vocabulary) == "if\n  x\nif\n  x"
     assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
+
+
+def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ForeignVocabulary) -> None:
+    text = "Café the apple 我"
+    spelt = vocabulary.spellings([*vocabulary.encode(text), vocabulary.eos_id])
+    assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]
+    assert [text[start:end] for start, end in piece_spans(spelt, text)] == [
+        *("C", "a", "f", "é", "é", "the", "apple", "", "我", "我", "我", "")
+    ]

@@ -94,6 +94,8 @@ def test_a_phrase_may_have_the_letters_of_a_forbidden_word(translator: Translato
         ("बहुत कम", "कम", True),
         ("", "tea", False),
         ("tea", " ", False),
+        ("l'e\u0301le\u0300ve", "\u00e9l\u00e8ve", True),
+        ("\u00e9l\u00e8ve", "e\u0301le\u0300ve", True),
     ],
 )
 def test_words_are_mentioned_as_whole_words(text: str, forbidden: str, expected: bool) -> None:

@@ -53,7 +53,9 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
         symbols=("[MASK]",),
     )
     made = ForeignVocabulary(record)
-    assert made.pieces(encode_with_masks(made, "the ☃ [MASK]")) == ["the", "[UNK]", "[MASK]"]
+    ids = encode_with_masks(made, "the ☃ [MASK]")
+    assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
+    assert made.spellings(ids) == ["▁the", "<unk>", "▁[MASK]"]
 
 
 def test_ordinary_pieces_are_all_but_the_special_ones() -> None:

@@ -55,6 +55,8 @@ SEARCH_OPTIONS = (
     "forbid",
     "strict",
 )
+SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
+"""Those that mean nothing where translations are drawn."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +156,8 @@ def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
 def search_settings(options: argparse.Namespace, folder: str, *, n_best: int | None = None) -> SearchSettings:
     """The options of `add_search`, and for what they do not say the settings in a model's folder.
 
+    Whoever says how to search wants no translation drawn, as a folder's settings may say.
+
     Raises:
         TransduceError: one is out of its range, which is better said before a model is loaded.
     """
@@ -161,6 +165,8 @@ def search_settings(options: argparse.Namespace, folder: str, *, n_best: int | N
     forbidden = said.pop("forbid")
     said["forbidden"] = None if forbidden is None else tuple(forbidden)
     base = read_search_settings(Path(folder))
+    if any(said[name] is not None for name in SEARCHING):
+        base = msgspec.structs.replace(base, sampling=None)
     search = msgspec.structs.replace(base, **{name: value for name, value in said.items() if value is not None})
     if options.coverage_penalty and search.beam_size == 1:
         raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")

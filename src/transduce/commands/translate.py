@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.commands.options import (
+    SEARCHING,
     add_computing,
     add_languages,
     add_search,
@@ -27,6 +28,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
 from transduce.runtime.resumable import ResumableFile
+from transduce.runtime.search_defaults import read_longest_source
 from transduce.runtime.second_look import look_again
 from transduce.runtime.translator import Translator
 from transduce.runtime.workers import Recipe, Workers
@@ -43,7 +45,6 @@ _OTHER_CONTENT = (
 )
 # Options that `SamplingSettings` has the usual values of.
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
-_SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,14 +155,16 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         TransduceError: an option is out of its range, or of no use.
     """
     if options.sample:
-        refuse_beside(options, _SEARCHING, "says how to search, but --sample draws: leave one of them out.")
-    else:
+        refuse_beside(options, SEARCHING, "says how to search, but --sample draws: leave one of them out.")
+    draws = options.sample or search_settings(options, folder).sampling is not None
+    if not draws:
         refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
-    search = search_settings(options, folder, n_best=None if options.sample else options.n_best)
-    if options.sample:
+    search = search_settings(options, folder, n_best=None if draws else options.n_best)
+    if draws:
         said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
-        search = msgspec.structs.replace(search, n_best=options.n_best or 1, sampling=SamplingSettings(**said))
-    if options.look_again and (options.sample or search.n_best > 1):
+        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **said)
+        search = msgspec.structs.replace(search, n_best=options.n_best or search.n_best, sampling=sampling)
+    if options.look_again and (draws or search.n_best > 1):
         raise TransduceError("--look-again seeks one better translation: leave --sample and --n-best out.")
     return Job(
         search=search,
@@ -244,7 +247,8 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
     if phrases and not is_no_file(Path(phrases)):  # a pipe can be read once only
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
-    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages))
+    longest = [read_longest_source(Path(folder)) for folder in folders]
+    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest))
 
 
 def _digests(folder: Path) -> list[str]:
@@ -280,7 +284,8 @@ def stdin_lines() -> Iterator[str]:
     """
     damaged = 0
     for number, raw in enumerate(sys.stdin.buffer, 1):
-        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        line = raw.removesuffix(b"\n")
+        line = line.removesuffix(b"\r") if line != raw else line
         if number == 1:
             _refuse_other_content(line)
             line = line.removeprefix(codecs.BOM_UTF8)

@@ -65,7 +65,7 @@ def build_tree(
                 parent=numbers[path[:-1]],
                 piece=vocabulary.piece(path[-1]),
                 log_probability=round(log_probabilities[path], 4),
-                ended=hypothesis is not None,
+                ended=hypothesis is not None and hypothesis.ended,
                 score=None if hypothesis is None else round(hypothesis.score, 4),
                 best=path == best[: len(path)],
             )

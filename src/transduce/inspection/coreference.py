@@ -203,7 +203,7 @@ def _read_source(translator: Translator, sentence: str) -> _Reading:
     closed = vocabulary.closed(ids)
     translator.transformer.encode(pad([closed], config.pad_id, translator.device), trace=trace)
     first = len(vocabulary.before)
-    return _Reading(stack_layers(trace.encoder), vocabulary.pieces(ids), first, left_to_right=False)
+    return _Reading(stack_layers(trace.encoder), vocabulary.spellings(ids), first, left_to_right=False)
 
 
 def _read_translation(translator: Translator, source: str, sentence: str) -> _Reading:
@@ -217,7 +217,7 @@ def _read_translation(translator: Translator, source: str, sentence: str) -> _Re
     inputs = pad([[config.start_id, *vocabulary.before, *ids]], config.pad_id, translator.device)
     model.decode(inputs, memory, mask, trace=trace)
     first = 1 + len(vocabulary.before)
-    return _Reading(stack_layers(trace.decoder), vocabulary.pieces(ids), first, left_to_right=True)
+    return _Reading(stack_layers(trace.decoder), vocabulary.spellings(ids), first, left_to_right=True)
 
 
 def _read_text(generator: Generator, sentence: str) -> _Reading:
@@ -227,7 +227,7 @@ def _read_text(generator: Generator, sentence: str) -> _Reading:
     _check_length(len(begun), generator.context)
     generator.model.decode(torch.tensor([begun], device=generator.device), trace=trace)
     first = len(begun) - len(ids)
-    return _Reading(stack_layers(trace.decoder), generator.vocabulary.pieces(ids), first, left_to_right=True)
+    return _Reading(stack_layers(trace.decoder), generator.vocabulary.spellings(ids), first, left_to_right=True)
 
 
 def _read_framed(filler: Filler, sentence: str) -> _Reading:
@@ -237,7 +237,7 @@ def _read_framed(filler: Filler, sentence: str) -> _Reading:
     framed = marks_of(vocabulary).frame(ids, len(ids) + 2)
     _check_length(len(framed), filler.length)
     filler.model.encode(torch.tensor([framed], device=filler.model.source_weight.device), trace=trace)
-    return _Reading(stack_layers(trace.encoder), vocabulary.pieces(ids), 1, left_to_right=False)
+    return _Reading(stack_layers(trace.encoder), vocabulary.spellings(ids), 1, left_to_right=False)
 
 
 def _check_length(pieces: int, most: int) -> None:

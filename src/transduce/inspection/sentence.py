@@ -49,14 +49,14 @@ def inspect_sentence(
     search = plain_search(search, n_best=search.beam_size)
     beam = BeamObserver(search.beam_size, config.eos_id, then=observer)
     (finished,) = translator.search_ids([source_ids], search, observer=beam)
-    if not finished:
+    if not finished or not (finished[0].ids or finished[0].ended):
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     best = finished[0]
-    target_ids = [*best.ids, config.eos_id]
+    target_ids = [*best.ids, *([config.eos_id] if best.ended else [])]
     trace = AttentionTrace()
     with torch.inference_mode():
         memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
-        inputs = pad([[config.start_id, *best.ids]], config.pad_id, translator.device)
+        inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
         logits = writable_logits(model, model.decode(inputs, memory, mask, trace=trace))[0]  # (T, V)
     maps = AttentionMaps(
         source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),

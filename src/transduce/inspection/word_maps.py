@@ -110,8 +110,11 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
 
 
 def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
-    ids = cut_at_words(vocabulary, text, words) if cut else vocabulary.encode(text)
-    spelt = (overlap(words, piece_spans(vocabulary.pieces(ids), text)) > 0).astype(np.float64)
+    seen = vocabulary.as_seen(text)
+    if seen != text:
+        words = [Span(*(len(vocabulary.as_seen(text[:place])) for place in word)) for word in words]
+    ids = cut_at_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
+    spelt = (overlap(words, piece_spans(vocabulary.spellings(ids), seen)) > 0).astype(np.float64)
     # What stands around a text, such as the end symbol, spells none of its words.
     return _Side(vocabulary.closed(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after)))))
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from transduce.errors import TransduceError
 from transduce.text.languages import stands_without_spaces
-from transduce.text.vocabulary import Vocabulary, byte_of
+from transduce.text.vocabulary import Vocabulary
 
 _END, _UNKNOWN = "</s>", "<unk>"
+_BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 
 
 class Span(NamedTuple):
@@ -62,24 +63,25 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
     """The characters that each piece spells, without the space before a word.
 
-    A byte of a character spells the whole character, the unknown piece what nothing else spells, the end symbol
-    nothing.
+    A byte of a character spells the whole character, the unknown piece what nothing else spells, white space and the
+    end symbol nothing.
 
     Args:
-        pieces: of this text, as sentencepiece spells them.
-        text: what was cut into pieces, in the form in which the vocabulary saw it (Unicode NFC where it asks for that).
+        pieces: of this text, as `Vocabulary.spellings` has them.
+        text: what was cut into pieces, as `Vocabulary.as_seen` gives it.
     """
     spans: list[Span] = []
     place, number = 0, 0
     while number < len(pieces):
-        group = _byte_group(pieces, number)
+        group, count = _byte_group(pieces, number)
         if group:
-            start, place = _take(text, place, group.decode("utf-8", "replace"))
-            spans.extend([Span(start, place)] * len(group))
-            number += len(group)
+            start, place = _take(text, place, group.decode("utf-8", "replace").strip())
+            spans.extend([Span(start, place)] * count)
+            number += count
             continue
         if pieces[number] == _UNKNOWN:
-            start = _skip_spaces(text, place)
+            # Other white space than the space itself may be what has no piece.
+            start = place + len(text[place:]) - len(text[place:].lstrip(" "))
             place = _next_known(pieces[number + 1 :], text, start)
         elif pieces[number] == _END:
             start = place = len(text)
@@ -90,15 +92,27 @@ def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
     return spans
 
 
-def _byte_group(pieces: Sequence[str], first: int) -> bytes:
-    """What the byte pieces from `first` on spell that make one character."""
-    group = bytearray()
-    for piece in pieces[first:]:
-        byte = byte_of(piece)
-        if byte is None or (group and byte & 0xC0 != 0x80):
-            break
-        group.append(byte)
-    return bytes(group)
+def _byte_group(pieces: Sequence[str], first: int) -> tuple[bytes, int]:
+    """What the pieces of bytes from `first` on spell until a character is whole, and how many they are."""
+    group = b""
+    for count, piece in enumerate(pieces[first:], 1):
+        if not _BYTES.fullmatch(piece):
+            return group, count - 1
+        own = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
+        if group and own[0] & 0xC0 != 0x80:  # the one before is broken off
+            return group, count - 1
+        group += own
+        if _is_whole(group):
+            return group, count
+    return group, len(pieces) - first
+
+
+def _is_whole(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _take(text: str, place: int, spelt: str) -> tuple[int, int]:
@@ -143,7 +157,7 @@ def cut_at_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> li
     A vocabulary of a script without spaces has pieces of several words; such a piece is replaced by those of its parts.
     """
     ids = vocabulary.encode(text)
-    spans = piece_spans(vocabulary.pieces(ids), text)
+    spans = piece_spans(vocabulary.spellings(ids), text)
     edges = sorted({edge for word in words for edge in word})
     cut: list[int] = []
     for id, span in zip(ids, spans, strict=True):

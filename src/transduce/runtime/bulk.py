@@ -1,7 +1,7 @@
 """Files of any size, line by line: portions, shards, and what is written for each line."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import msgspec
 
@@ -143,12 +143,18 @@ def shard_from(text: str) -> Shard:
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
-    """The first lines that are done already, and the portions behind them; `done` is at the end of a portion."""
+    """The first lines that are done already, and the portions behind them: the first is the rest of one where portions
+    were shorter when they were done, or the input has grown.
+    """
     skipped: list[str] = []
     portions_left = iter(waiting)
     while len(skipped) < done:
         portion = next(portions_left, None)
         if portion is None:
             break
-        skipped += portion.lines
+        own = done - len(skipped)
+        skipped += portion.lines[:own]
+        if own < len(portion.lines):
+            rest = Portion(portion.places[own:], portion.lines[own:], portion.phrases[own:])
+            return skipped, chain([rest], portions_left)
     return skipped, portions_left

@@ -252,7 +252,8 @@ class Generator:
                 "leave it out, or say `one_line`."
             )
         with torch.inference_mode():
-            never = sorted({vocabulary.pad_id, vocabulary.unk_id} - {vocabulary.eos_id})
+            line_feed = vocabulary.id("<0x0A>")  # or the unknown piece: a line's end is the end symbol
+            never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # its makers forbid none
             scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
         end = vocabulary.eos_id if may_end else _ENDLESS

@@ -64,8 +64,9 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[
 
 
 def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
-    # A piece has a byte at least, so short sentences need not be counted.
-    if len(sentence.encode("utf-8", "replace")) < longest or not sentence.strip():
+    # A piece has a byte at least, so short sentences need not be counted, unless letters become several first: ﷺ.
+    is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
+    if is_short or not sentence.strip():
         return [sentence]
     counter = _PieceCounter(vocabulary)
     # Who learnt from single sentences translates single ones best; who learnt from longer texts needs their context.

@@ -1,5 +1,6 @@
 """Words into pieces: phrases that a translation must contain, and texts that it must not."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -67,7 +68,7 @@ def _in_spaced_word(character: str) -> bool:
 
 def mentions(text: str, forbidden: str) -> bool:
     """Whether a forbidden text is in this one: words of scripts with spaces as whole words, others anywhere."""
-    text, forbidden = " ".join(text.split()), " ".join(forbidden.split())
+    text, forbidden = (" ".join(unicodedata.normalize("NFC", each).split()) for each in (text, forbidden))
     if not forbidden:
         return False
     starts_word, ends_word = _in_spaced_word(forbidden[0]), _in_spaced_word(forbidden[-1])
@@ -92,7 +93,7 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
     if not all(text.strip() for text in texts):
         raise TransduceError("A forbidden text has a character at least, but one is empty.")
     unknown = vocabulary.piece(vocabulary.unk_id)
-    words = [text for text in texts if text != unknown]
+    words = [vocabulary.as_seen(text) for text in texts if text != unknown]
     rules: list[Rule] = [Forbid([vocabulary.unk_id])] if unknown in texts else []
     return (*rules, ForbiddenTexts(words, vocabulary)) if words else tuple(rules)
 
@@ -158,11 +159,11 @@ class _ForbiddenWord:
         return False
 
     def _may_start(self, before: bytes) -> bool:
-        tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "ignore")
+        tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
         return not (self.starts_word and tail and _in_spaced_word(tail[-1]))
 
     def _may_end(self, behind: bytes) -> bool:
-        head = behind[:_LONGEST_CHARACTER].decode("utf-8", "ignore")
+        head = behind[:_LONGEST_CHARACTER].decode("utf-8", "replace")
         return not (self.ends_word and head and _in_spaced_word(head[0]))
 
     @staticmethod

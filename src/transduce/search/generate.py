@@ -57,7 +57,7 @@ class GenerateSearch(BeamSearch):
         """As `BeamSearch`, of a scorer that gives log-probabilities."""
         super().__init__(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
-        self._ended_now = [0] * len(self.rows)
+        self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     def _best(self, place: int, count: int) -> list[Hypothesis]:
         """The best of all groups, whether they ended or were cut."""
@@ -76,7 +76,8 @@ class GenerateSearch(BeamSearch):
     def _finish_candidates(self, ended: Candidates) -> None:
         """Enters those that end among the finished ones of their group."""
         super()._finish_candidates(ended)
-        self._ended_now = (ended.totals > NEVER).sum(dim=1).tolist()
+        ended_now = (ended.totals > NEVER).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
+        self._ended_now = ended_now.sum(dim=-1).tolist()
 
     def _keep_sentences(self, staying: list[int]) -> None:
         if len(staying) < len(self.rows):
@@ -88,10 +89,12 @@ class GenerateSearch(BeamSearch):
 
         They compete with those that ended in the same step: only the W best of both count.
         """
-        for beam in range(self.scores.shape[1] - self._ended_now[row]):
-            if float(self.scores[row, beam]) > NEVER:
+        size = self.beam.group_size
+        for beam in range(self.scores.shape[1]):
+            group, rank = divmod(beam, size)
+            if rank < size - self._ended_now[row][group] and float(self.scores[row, beam]) > NEVER:
                 history = (self.pieces[row, beam], self.log_probabilities[row, beam])
-                self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
+                self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
         """The rows of which a live hypothesis is still taken to improve on the finished ones."""

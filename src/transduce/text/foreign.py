@@ -20,7 +20,7 @@ from transduce.text.spaced_pairs import SpacedPairs
 from transduce.text.symbols import Symbol, SymbolFinder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
-from transduce.text.word_pieces import WordPieces
+from transduce.text.word_pieces import WordPieceCutter, WordPieces
 
 FOREIGN_TOKENIZER = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
@@ -78,6 +78,7 @@ class ForeignVocabulary(Vocabulary):
         self.record = record
         self.size = record.size
         self.nfc = False
+        self.may_lengthen = True
         self.pad_id = record.pad_id
         self.eos_id = record.eos_id
         self.unk_id = record.unk_id
@@ -123,6 +124,24 @@ class ForeignVocabulary(Vocabulary):
         if isinstance(self._cutter, BytePairCutter):
             return self._cutter.bytes_of(self.piece(id))
         return super().surface(id)
+
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Pieces in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        return [self._spelling(id) for id in ids]
+
+    def _spelling(self, id: int) -> str:
+        if id in (self.eos_id, self.unk_id):
+            return "</s>" if id == self.eos_id else "<unk>"
+        piece = self.piece(id)
+        if isinstance(self._cutter, WordPieceCutter):
+            return self._cutter.spelling(piece)
+        if not isinstance(self._cutter, BytePairCutter):
+            return piece
+        content = self._cutter.bytes_of(piece)
+        try:
+            return content.decode().replace(" ", "▁")
+        except UnicodeDecodeError:
+            return "".join(f"<0x{byte:02X}>" for byte in content)
 
     def id(self, piece: str) -> int:
         """The id of one piece; the unknown id when there is no such piece."""

@@ -35,6 +35,7 @@ class Vocabulary:
         self.model_bytes = model_bytes
         self.size: int = self._processor.vocab_size()
         self.nfc = nfc
+        self.may_lengthen = nfc  # a text's own bytes may become more before it is cut
         self.pad_id: int = self._processor.pad_id()
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
@@ -65,7 +66,7 @@ class Vocabulary:
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Ids of many sentences, in order; the number of threads changes nothing but the time."""
-        texts = [unicodedata.normalize("NFC", text) for text in texts] if self.nfc else list(texts)
+        texts = [self.as_seen(text) for text in texts]
         try:
             return self._encode_all(texts, threads)
         except (RuntimeError, TypeError, UnicodeEncodeError):
@@ -100,6 +101,14 @@ class Vocabulary:
     def stands_for_text(self, id: int) -> bool:
         """Whether an id is a piece of text: not padding, end and unknown, nor a number without a piece."""
         return id not in self._silent and id != self.unk_id
+
+    def as_seen(self, text: str) -> str:
+        """The text as it is cut into pieces: composed where the vocabulary asks for that."""
+        return unicodedata.normalize("NFC", text) if self.nfc else text
+
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Pieces in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        return self.pieces(ids)
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""

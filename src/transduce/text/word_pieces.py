@@ -67,6 +67,11 @@ class WordPieceCutter:
         """The pieces of a text."""
         return [piece for word in _words(self._settings.normalize(text)) for piece in self._cut_word(word)]
 
+    def spelling(self, piece: str) -> str:
+        """A piece as sentencepiece would spell it."""
+        rest = piece.removeprefix(self._settings.continuing)
+        return rest if rest != piece else f"▁{piece}"
+
     def join(self, pieces: Sequence[str]) -> str:
         """The text of pieces, without spaces before punctuation; what was dropped in cutting is gone."""
         text = " ".join(pieces).replace(f" {self._settings.continuing}", "")

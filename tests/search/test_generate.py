@@ -1,0 +1,63 @@
+"""Search by the rules of `generate`, on models whose next piece depends on all before."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.search.beam import Beam
+from transduce.search.forced import GenerateSettings
+from transduce.search.generate import GenerateSearch, LogProbabilities
+from transduce.search.loop import run
+from transduce.search.scorer import Bounds
+from transduce.search.selection import DiverseSelection
+
+START, END = 0, 1
+History = tuple[int, ...]
+
+
+class RandomScorer:
+    """Logits drawn by the history alone."""
+
+    def __init__(self, seed: int, vocabulary_size: int) -> None:
+        self.seed, self.size = seed, vocabulary_size
+        self.histories: list[list[History]] = [[()]]
+
+    def step(self, pieces: Tensor) -> Tensor:
+        self.histories = [
+            [(*past, piece) for past, piece in zip(pasts, newest, strict=True)]
+            for pasts, newest in zip(self.histories, pieces.tolist(), strict=True)
+        ]
+        return torch.stack([torch.stack([self._logits(past) for past in pasts]) for pasts in self.histories])
+
+    def _logits(self, past: History) -> Tensor:
+        drawn = random.Random(f"{self.seed} {past}")
+        return torch.tensor([-math.inf, *(2.0 * drawn.gauss(0.0, 1.0) for _ in range(self.size - 1))])
+
+    def reorder(self, parents: Tensor) -> None:
+        self.histories = [
+            [pasts[parent] for parent in chosen] for pasts, chosen in zip(self.histories, parents.tolist(), strict=True)
+        ]
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.histories = [self.histories[row] for row in rows.tolist()]
+
+
+@pytest.mark.parametrize("stop", ["full", "likely", "never"])
+def test_each_group_keeps_its_own_live_hypotheses_when_a_sentence_breaks_off(stop: str) -> None:
+    """Whichever groups have hypotheses that end in the last step."""
+    for seed in range(60):
+        for groups, size, longest in ((3, 1, 3), (2, 2, 3), (2, 1, 2)):
+            beam = Beam(beam_size=groups * size, n_best=groups * size, alpha=1.0, groups=groups)
+            search = GenerateSearch(
+                LogProbabilities(RandomScorer(seed, 8)),
+                Bounds(START, END, torch.tensor([longest])),
+                beam,
+                GenerateSettings(stop=stop),  # type: ignore[arg-type]
+                selection=DiverseSelection(beam_size=beam.beam_size, groups=groups, penalty=0.5, eos_id=END),
+            )
+            (found,) = run(search)
+            assert all(search.finished[0]), (seed, groups, size)
+            assert len({(each.ids, each.ended) for each in found}) <= len(found)
