@@ -126,9 +126,11 @@ def test_greedy_search_is_one_line(translator: Translator) -> None:
 
 def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator) -> None:
     cut = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=2, max_length=2))
-    ended = [path for path, node in zip(paths_of(cut), cut.tree, strict=True) if node.ended]
-    assert cut.target_pieces[:-1] in ended
-    assert len(cut.target_pieces) == 3
+    assert len(cut.target_pieces) == len(cut.steps) == 2
+    assert "</s>" not in cut.target_pieces
+    nodes = dict(zip(paths_of(cut), cut.tree, strict=True))
+    assert nodes[cut.target_pieces].score == round(cut.score, 4)  # found, though it did not end
+    assert not nodes[cut.target_pieces].ended
 
 
 def test_drawing_pieces_is_not_shown(translator: Translator) -> None:

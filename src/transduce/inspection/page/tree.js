@@ -33,9 +33,11 @@ function treeView(nodes, words) {
     for (let at = number; at > 0; at = nodes[at].parent) pieces.unshift(nodes[at].piece);
     return pieces.join("").replaceAll("▁", " ").trim();
   };
+  const found = node => node.score != null; // by the search, whether it ended or was cut
   const say = number => {
     const node = nodes[number];
-    const fate = node.ended ? `${words.ended}, ${words.score} ${node.score.toFixed(3)}` : children[number].length ? words.goesOn : words.left;
+    const end = node.ended ? words.ended : words.cut;
+    const fate = found(node) ? `${end}, ${words.score} ${node.score.toFixed(3)}` : children[number].length ? words.goesOn : words.left;
     readout.textContent = `${text(number) || words.begin} — ${words.logProbability} ${node.log_probability.toFixed(3)}, ${fate}`;
   };
   nodes.forEach((node, number) => {
@@ -47,9 +49,9 @@ function treeView(nodes, words) {
     }));
   });
   const boxes = nodes.map((node, number) => {
-    const lost = !node.ended && !children[number].length;
+    const lost = !found(node) && !children[number].length;
     const x = lefts[places[number].x], y = middle(number) - boxHeight / 2;
-    const figure = node.ended ? `${words.score} ${node.score.toFixed(2)}` : number ? node.log_probability.toFixed(2) : "";
+    const figure = found(node) ? `${words.score} ${node.score.toFixed(2)}` : number ? node.log_probability.toFixed(2) : "";
     const box = draw("g", {
       class: `node${node.best ? " best" : ""}${node.ended ? " ended" : ""}${lost ? " left" : ""}`,
       onmouseenter: () => say(number), onfocus: () => say(number), onclick: () => say(number),

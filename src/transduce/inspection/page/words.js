@@ -11,7 +11,7 @@ const WORDS = {
     heatHelp: "Arrow keys move the frame.", looks: (from, to, weight) => `${from} → ${to}: ${weight}`,
     tree: "The beam's tree", treeHelp: width => `Every hypothesis that was kept, at most ${width} at each step; the figure is its log-probability. Filled boxes ended, with their score; the thick line is the translation; grey branches were left behind. Arrow keys go along the branches.`,
     greedyHelp: "Greedy search keeps a single hypothesis: the tree is one line.",
-    score: "score", ended: "ended", left: "left behind", goesOn: "went on", begin: "begin", logProbability: "log-probability",
+    score: "score", ended: "ended", cut: "cut at the greatest length", left: "left behind", goesOn: "went on", begin: "begin", logProbability: "log-probability",
   },
   zh: {
     title: "这句译文是怎样产生的", theme: "深色 / 浅色", other: "English", otherLanguage: "en",
@@ -24,6 +24,6 @@ const WORDS = {
     heatHelp: "方向键移动方框。", looks: (from, to, weight) => `${from} → ${to}：${weight}`,
     tree: "束搜索树", treeHelp: width => `搜索保留过的每个假设，每步至多 ${width} 个；数字是它的对数概率。填色的方框表示到此结束，并标出得分；粗线是最终译文；灰色的分支被放弃。方向键沿着分支移动。`,
     greedyHelp: "贪心搜索只保留一个假设：树就是一条线。",
-    score: "得分", ended: "结束", left: "被放弃", goesOn: "继续", begin: "开始", logProbability: "对数概率",
+    score: "得分", ended: "结束", cut: "到达最大长度", left: "被放弃", goesOn: "继续", begin: "开始", logProbability: "对数概率",
   },
 };
