@@ -86,3 +86,21 @@ def test_log_probabilities_are_taken_in_float32() -> None:
 
 def test_no_sentences_are_no_hypotheses() -> None:
     assert run(ScriptedScorer([]), []) == []
+
+
+class ForbidAll:
+    """Forbids every piece from the third one on."""
+
+    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        return logits if pieces.shape[-1] < 2 else torch.full_like(logits, -math.inf)
+
+
+def test_where_every_piece_is_forbidden_a_hypothesis_is_cut() -> None:
+    scorer = ScriptedScorer([[2, 3, 4, 5, END], [2, END, 2, 2, 2]])
+    longest = torch.tensor([5, 5])
+    first, second = (
+        each[0] for each in greedy_search(scorer, start_id=START, eos_id=END, longest=longest, rules=[ForbidAll()])
+    )
+    assert (first.ids, first.ended, len(first.piece_log_probabilities)) == ((2, 3), False, 2)
+    assert first.score == pytest.approx(2 * math.log(0.6))
+    assert (second.ids, second.ended) == ((2,), True)

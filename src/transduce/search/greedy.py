@@ -92,6 +92,8 @@ class Walk:
         newest, log_probabilities = self._next(logits)
         self._extend(newest, log_probabilities)
         self.ended = self.ended | (newest == self.eos_id)
+        if self.rules:  # which may leave no piece at all
+            self.ended = self.ended | log_probabilities.isneginf()
         if self.pieces.shape[-1] < self.shortest_limit and not self.ended.any():
             return
         self._leave(self.ended.all(dim=-1) | (self.longest <= self.pieces.shape[-1]))
@@ -142,11 +144,12 @@ class Walk:
         self.ended = self.ended[staying]
 
     def _hypothesis(self, pieces: Tensor, log_probabilities: Tensor) -> Hypothesis:
-        """What stands before the first end symbol, and with it."""
-        ends = (pieces == self.eos_id).nonzero().flatten()
-        length = int(ends[0]) + 1 if len(ends) else len(pieces)
+        """What stands before the first end symbol, and with it; or before a piece that rules forbade, as all others."""
+        ends = ((pieces == self.eos_id) | log_probabilities.isneginf()).nonzero().flatten()
+        ended = len(ends) > 0 and not bool(log_probabilities[ends[0]].isneginf())
+        length = int(ends[0]) + ended if len(ends) else len(pieces)
         own = pieces[:length], log_probabilities[:length]
-        return make_hypothesis(*own, ended=bool(len(ends)), alpha=self.alpha, divisor=self.divisor)
+        return make_hypothesis(*own, ended=ended, alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
