@@ -1,11 +1,15 @@
 """What a model attends to: the model's own weights, grouped by words, drawn in columns that stand under each other."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from rich.cells import cell_len
 
+from transduce.errors import TransduceError
 from transduce.inspection.attention import AttentionMaps, WordAttention, attention_maps, group_words, word_attention
+from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.terminal import draw_attention
 from transduce.runtime.translator import Translator
 
@@ -139,3 +143,21 @@ def test_a_real_drawing_has_a_row_for_every_word(maps: AttentionMaps) -> None:
     lines = draw_attention(words).split("\n")
     assert len(lines) == 6
     assert all(line.count("█") >= 2 for line in lines[1:])  # the most looked-at word of each row
+
+
+def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
+    several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
+    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+        attention_maps(several, SENTENCE)
+    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+        inspect_sentence(several, SENTENCE)
+    with pytest.raises(TransduceError, match="Attention maps are those of a translator, but this is a Transformer"):
+        attention_maps(translator.model, SENTENCE)  # type: ignore[arg-type]
+
+
+def test_a_model_in_training_does_not_translate(translator: Translator) -> None:
+    learning = Translator(copy.deepcopy(translator.model).train(), translator.tokenizer)
+    with pytest.raises(TransduceError, match=r"drops numbers at random, .*: call `eval\(\)` on it"):
+        learning(SENTENCE)
+    learning.model.eval()
+    assert learning(SENTENCE).text == translator(SENTENCE).text

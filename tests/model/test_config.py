@@ -7,6 +7,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig, RotaryScaling
+from transduce.model.transformer import Transformer
 
 SHAPE: dict[str, Any] = {
     "source_vocabulary_size": 13,
@@ -147,3 +148,26 @@ def test_a_configuration_of_the_first_version_is_read() -> None:
     }
     config = msgspec.convert(stored, ModelConfig)
     assert (config.num_decoder_layers, config.norm_order, config.has_final_norm) == (3, "post", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "words"),
+    [
+        ("positions", "alibi", "sinusoidal, learned, rotary, rotary-interleaved, relative or none"),
+        ("norm", "rmsnorm", "layer, rms or batch"),
+        ("norm_order", "Post", "pre, post or sandwich"),
+        ("attention_kind", "Hard", "soft or hard"),
+        ("activation", "relu6", "relu, gelu, "),
+        ("kind", "encoder-decoder", "transformer, encoder, decoder, recurrent or series"),
+    ],
+)
+def test_a_word_that_names_no_brick_is_refused(name: str, word: str, words: str) -> None:
+    changes: dict[str, Any] = {name: word}
+    with pytest.raises(TransduceError, match=rf"`model\.{name}` must be {words}.*, but is '{word}'"):
+        ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, **changes)
+
+
+def test_a_transformer_is_made_of_its_own_kind() -> None:
+    config = ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9)
+    with pytest.raises(TransduceError, match=r"but `model\.kind` is recurrent"):
+        Transformer(config)

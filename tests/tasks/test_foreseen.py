@@ -25,6 +25,10 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
         ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
+        (
+            {"task.kind": "classification", "tokenizer.joint": False},
+            r"`tokenizer\.joint` = false is for a vocabulary on either side, but here is one text with labels",
+        ),
         ({"model.norm_order": "post", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
     ],
 )
@@ -63,3 +67,38 @@ def test_what_changes_on_resume_is_told(trained: Path, capsys: pytest.CaptureFix
     assert told[0].startswith("training.steps: 1000, which was ")
     train_run(RunRequest(settings={}, out=trained, resume=True, dry_run=True, device="cpu", threads=1))
     assert "which was" not in capsys.readouterr().err
+
+
+def test_a_dev_set_that_learned_positions_have_no_room_for_is_refused(
+    toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path
+) -> None:
+    """It would be met at the first validation, which may be hours away."""
+    for side in ("zh", "en"):
+        lines = (toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:5]
+        (tmp_path / f"dev.{side}").write_text("\n".join([*lines, " ".join(lines * 4)]) + "\n", "utf-8")
+    said = {"model.positions": "learned", "model.max_positions": 40}
+    dev = {f"data.dev_{name}": [str(tmp_path / f"dev.{side}")] for name, side in (("source", "zh"), ("target", "en"))}
+    with pytest.raises(
+        TransduceError,
+        match=r"`model\.max_positions` must be at least \d+, as many pieces as a text of the dev set has",
+    ):
+        train(out=tmp_path / "run", settings=toy_settings | said | dev, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_up_that_leaves_no_room_to_fall_is_told(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy_settings | {"training.steps": 40, "training.warmup_steps": 30, "training.schedule": "linear"}
+    train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "training.warmup_steps" in line)
+    assert line.split()[1] == "20"
+    assert line.endswith("half of the steps, as the rate falls in the rest; 30 were said")
+
+
+def test_a_step_reads_the_text_once_at_most(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy_settings | {"training.batch_tokens": 1_000_000}
+    train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
+    assert "training.accumulate" not in capsys.readouterr().err  # all of it is one part

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,3 +167,30 @@ def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: 
             settings=settings,
             dry_run=True,
         )
+
+
+def test_a_table_joins_what_is_said_already(write_lines: WriteLines) -> None:
+    path = write_lines("settings.toml", ["[model]", "d_model = 32", "num_heads = 2"])
+    content = read_settings(path, ["model={dropout=0.05, num_heads=4}", "training={steps=5}"])
+    assert content == {"model": {"d_model": 32, "num_heads": 4, "dropout": 0.05}, "training": {"steps": 5}}
+    put_setting(content, "model", {"d_ff": 8})
+    put_setting(content, "task.noise", {})
+    assert content["model"]["d_model"] == 32
+    assert content["task"] == {"noise": {}}
+    with pytest.raises(TransduceError, match="A setting's name is a text, such as `training.steps`, but one is 5"):
+        put_setting(content, 5, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"task": {"kind": "denoising", "noise": {"kind": "masking", "mean_span": 9.0}}},
+            "`task.noise.mean_span` means",
+        ),
+        ({"training": {"lora_projections": ["attention-output"]}}, "`training.lora_projections` means nothing where"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        make_settings(settings)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transduce.errors import TransduceError
+from transduce.given import as_text
 from transduce.inspection.notebook import shaded_table, small_heat_maps
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.translator import Translator, pad
@@ -39,20 +41,27 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     """The attention of a model for a sentence and its translation.
 
     Args:
-        translator: the model and its tokenizer.
+        translator: the model, a Transformer, and its tokenizer.
         source: a sentence.
         target: a translation of it; the model's own where nothing is said.
+
+    Raises:
+        TransduceError: it is no Transformer that translates, or several.
     """
-    vocabulary, config = translator.tokenizer, translator.model.config
+    if not isinstance(translator, Translator):
+        raise TransduceError(f"Attention maps are those of a translator, but this is a {type(translator).__name__}.")
+    refuse_ensembles(translator)
+    source, model = as_text(source), translator.transformer
+    vocabulary, config = translator.tokenizer, model.config
     if target is None:
         target = translator(source).text
     source_ids = vocabulary.source.closed(vocabulary.source.encode(source))
     target_ids = vocabulary.target.closed(vocabulary.target.encode(target))
     trace = AttentionTrace()
     with torch.inference_mode():
-        memory, mask = translator.model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
+        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        translator.model.decode(inputs, memory, mask, trace=trace)
+        model.decode(inputs, memory, mask, trace=trace)
     return AttentionMaps(
         source_pieces=tuple(vocabulary.source.pieces(source_ids)),
         target_pieces=tuple(vocabulary.target.pieces(target_ids)),
@@ -60,6 +69,19 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
         decoder=stack_layers(trace.decoder),
         memory=stack_layers(trace.memory),
     )
+
+
+def refuse_ensembles(translator: Translator) -> None:
+    """Refuses several models that translate together.
+
+    Raises:
+        TransduceError: they are several.
+    """
+    if len(translator.models) > 1:
+        raise TransduceError(
+            f"How a translation came about is shown of one model, but here {len(translator.models)} translate "
+            "together: load one of them."
+        )
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inspection.attention import AttentionMaps, stack_layers, word_attention
+from transduce.inspection.attention import AttentionMaps, refuse_ensembles, stack_layers, word_attention
 from transduce.inspection.beam_tree import (
     BeamObserver,
     build_tree,
@@ -44,6 +44,7 @@ def inspect_sentence(
         TransduceError: the sentence is empty, too long or given up, or the model has no attention to show.
     """
     source_ids = sentence_ids(translator, source)
+    refuse_ensembles(translator)
     model, config = translator.transformer, translator.transformer.config
     search = search or translator.search
     search = plain_search(search, n_best=search.beam_size)

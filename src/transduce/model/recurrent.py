@@ -18,6 +18,7 @@ from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.recurrent_attention import MemoryAttention, joined_over_steps
 from transduce.model.recurrent_layers import CellState, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
 from transduce.model.state import DecodingState
+from transduce.model.transformer import check_ids
 from transduce.model.vocabulary import VocabularyModel
 
 
@@ -76,7 +77,12 @@ class Recurrent(VocabularyModel):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Logits of every next piece, (B, S) and (B, T) to (B, T, V): training's view."""
+        """Logits of every next piece, (B, S) and (B, T) to (B, T, V): training's view.
+
+        Raises:
+            TransduceError: they are no ids of as many sentences.
+        """
+        check_ids(source_ids, target_input_ids)
         return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:

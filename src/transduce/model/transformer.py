@@ -22,6 +22,8 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
+        if config.kind != "transformer":
+            raise TransduceError(f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}.")
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)
         self.add_layers(config)
@@ -40,7 +42,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         Raises:
             TransduceError: they are no ids of as many sentences.
         """
-        _check_ids(source_ids, target_input_ids)
+        check_ids(source_ids, target_input_ids)
         return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
@@ -86,7 +88,12 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return MemoryState(self, source_ids)
 
 
-def _check_ids(source_ids: Tensor, target_input_ids: Tensor) -> None:
+def check_ids(source_ids: Tensor, target_input_ids: Tensor) -> None:
+    """Refuses what `forward` cannot take.
+
+    Raises:
+        TransduceError: they are no ids of as many sentences.
+    """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
             found = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)

@@ -57,7 +57,14 @@ def begin_search(
         batch: what is to be translated.
         search: how.
         more_rules: applied after those that the settings ask for.
+
+    Raises:
+        TransduceError: a model is in training, or has not the attention that the settings ask for.
     """
+    if any(model.training for model in models):
+        raise TransduceError(
+            "A model in training drops numbers at random, so no translation would come twice: call `eval()` on it."
+        )
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
     attentive = search.coverage_penalty > 0.0 and search.sampling is None and width > 1

@@ -29,10 +29,11 @@ def check_precision(asked: str) -> None:
 
 
 def precision_of(model: Model) -> str:
-    """fp32, bf16 or int8."""
+    """fp32, bf16 or int8; of a model that somebody converted, what its numbers are."""
     if isinstance(model, Packed):
         return "int8"
-    return "bf16" if model.source_weight.dtype == torch.bfloat16 else "fp32"
+    dtype = model.source_weight.dtype
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:

@@ -121,6 +121,19 @@ class Classification(TextKind):
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
     fresh_parameters = ("classifier.", "pooler.")
 
+    def check(self, settings: Settings) -> None:
+        """Refuses a vocabulary of labels, too.
+
+        Raises:
+            TransduceError: settings mean nothing here.
+        """
+        super().check(settings)
+        if not settings.tokenizer.joint:
+            raise TransduceError(
+                "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text with labels: leave "
+                "it out."
+            )
+
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """[CLS], [SEP] and [MASK]: a model that is pretrained later can have the same vocabulary."""
         return MARKS

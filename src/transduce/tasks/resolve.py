@@ -129,9 +129,11 @@ def resolve_training(
     else:
         steps = take("training.steps", said.steps, kind.choose_steps(pairs, epoch_tokens, batch_tokens))
     # The paper's schedule is for post-norm models with random weights.
-    order = model.norm_order if settings.start_from is None else "pre"
+    order = model.norm_order if settings.start_from is None and model.kind != "recurrent" else "pre"
     schedule = take("training.schedule", said.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", said.warmup_steps, choose_warmup_steps(steps))
+    if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
+        account.correct("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; {} were said")
     optimizer = take("training.optimizer", said.optimizer, _choose_optimizer(settings, model))
     rate = take(
         "training.learning_rate",
@@ -143,12 +145,12 @@ def resolve_training(
         said.precision,
         kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
     )
+    # No more parts than it takes to read the text once.
+    parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
     return ResolvedTraining(
         steps=steps,
         batch_tokens=batch_tokens,
-        accumulate=_resolve_accumulate(
-            said.accumulate, choose_accumulate(batch_tokens, model.d_model, precision, machine.device), account
-        ),
+        accumulate=_resolve_accumulate(said.accumulate, parts, account),
         optimizer=optimizer,
         learning_rate=rate,
         schedule=schedule,

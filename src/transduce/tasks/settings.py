@@ -59,6 +59,10 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __post_init__(self) -> None:
         if self.share is not None and not 0.0 < self.share < 1.0:
             raise TransduceError(f"`task.noise.share` must be between 0 and 1, but is {self.share}.")
+        if self.kind in ("masking", "deletion") and self.mean_span != 3.0:
+            raise TransduceError(
+                f"`task.noise.mean_span` means nothing where `task.noise.kind` is {self.kind}: leave it out."
+            )
         if not self.mean_span >= 1.0:
             raise TransduceError(f"`task.noise.mean_span` must be at least 1, but is {self.mean_span}.")
 
@@ -244,18 +248,25 @@ def _parse(assignment: str) -> tuple[str, Any]:
 
 
 def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
-    """Enters a setting by its dotted name into nested tables.
+    """Enters a setting by its dotted name into nested tables; a table joins what is said of it already.
 
     Raises:
-        TransduceError: one of the tables is a value.
+        TransduceError: one of the tables is a value, or the name is no text.
     """
+    if not isinstance(name, str):
+        raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
             raise TransduceError(f"`{name}` stands in the table `{table}`, but that was given the value {inner!r}.")
         content = inner
-    content[last] = value
+    if not isinstance(value, Mapping):
+        content[last] = value
+        return
+    content.setdefault(last, {})
+    for key, own in value.items():
+        put_setting(content, f"{last}.{key}", own)
 
 
 def _parse_value(text: str) -> Any:

@@ -126,6 +126,8 @@ class TextKind(TaskKind[TaskCorpus]):
                 "`model.tie_source_target` gives a piece the same vector on both sides, but source and target have "
                 "vocabularies of their own (`tokenizer.joint` = false): leave one of the two out."
             )
+        if config.kind == "transformer" and config.positions == "learned":
+            _check_lengths(corpus, config.max_positions)
         return config
 
     # --- batches ---
@@ -139,3 +141,17 @@ class TextKind(TaskKind[TaskCorpus]):
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """The batches that need most memory, to be tried before the first step."""
         return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
+
+
+def _check_lengths(corpus: TaskCorpus, most: int) -> None:
+    """Refuses texts that learned positions have no room for: a dev set would be met after many steps only."""
+    for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
+        if prepared is None:
+            continue
+        statistics = prepared.statistics
+        longest = max(statistics.source_percentiles[-1], statistics.target_percentiles[-1])
+        if longest > most:
+            raise TransduceError(
+                f"`model.max_positions` must be at least {longest:,}, as many pieces as a text of the {name} has, but "
+                f"is {most:,}: raise it, or leave longer pairs out by `data.filters.max_pieces` = {most - 1:,}."
+            )

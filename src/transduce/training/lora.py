@@ -99,6 +99,8 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
     """
     names = {_NAMES[name] for name in settings.projections}
     layers = [(name, module) for name, module in model.named_modules() if _is_projection(name, module, names)]
+    if not layers and tuple(settings.projections) == PROJECTIONS:
+        raise TransduceError("The model has no projections that LoRA adapts: leave `training.lora_rank` out.")
     if not layers:
         raise TransduceError(
             f"The model has no {' or '.join(settings.projections)} to adapt: choose other `training.lora_projections`."
@@ -172,6 +174,8 @@ def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         TransduceError: they are of a model that was adapted otherwise.
     """
     own = {name.replace(_ADAPTED, ""): tensor for name, tensor in model.state_dict().items() if _ADAPTED in name}
+    if not own:
+        raise TransduceError("The model has no updates yet: call `adapt` with the settings that these were made by.")
     differing = sorted(
         name
         for name in {*own, *weights}
@@ -179,7 +183,8 @@ def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     )
     if differing:
         raise TransduceError(
-            f"The updates must be of this model and these settings, but these differ: {', '.join(differing)}."
+            f"The updates must be of this model and these settings, but "
+            f"{len(differing):,} tensors differ, {differing[0]} first."
         )
     with torch.no_grad():
         for name, tensor in own.items():

@@ -132,6 +132,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 f"`training.lora_alpha` ({self.lora_alpha:g}) means nothing where `training.lora_rank` is 0: give both."
             )
+        if not self.lora_rank and self.lora_projections != PROJECTIONS:
+            raise TransduceError(
+                "`training.lora_projections` means nothing where `training.lora_rank` is 0: give both, or leave it out."
+            )
         unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
         if unknown or not self.lora_projections:
             raise TransduceError(
