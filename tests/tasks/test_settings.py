@@ -177,7 +177,7 @@ def test_a_table_joins_what_is_said_already(write_lines: WriteLines) -> None:
     put_setting(content, "task.noise", {})
     assert content["model"]["d_model"] == 32
     assert content["task"] == {"noise": {}}
-    with pytest.raises(TransduceError, match="A setting's name is a text, such as `training.steps`, but one is 5"):
+    with pytest.raises(TransduceError, match=r"A setting's name is a text, such as `training\.steps`, but one is 5"):
         put_setting(content, 5, 1)  # type: ignore[arg-type]
 
 
