@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
@@ -15,8 +16,8 @@ from transduce.tasks.settings import (
     put_setting,
     read_settings,
     setting_names,
-    to_toml,
 )
+from transduce.tasks.toml_text import to_toml
 from transduce.tasks.train import train
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -194,3 +195,17 @@ def test_a_table_joins_what_is_said_already(write_lines: WriteLines) -> None:
 def test_what_would_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         make_settings(settings)
+
+
+def test_numbers_of_numpy_and_paths_are_taken_as_what_they_say() -> None:
+    content: dict[str, Any] = {}
+    for name, value in (
+        ("training.steps", np.int64(10)),
+        ("model.dropout", np.float64(0.25)),
+        ("tokenizer.text", (Path("a.txt"),)),
+        ("start_from", Path("m")),
+    ):
+        put_setting(content, name, value)
+    settings = make_settings(content)
+    assert (settings.training.steps, settings.model.dropout) == (10, 0.25)
+    assert (settings.tokenizer.text, settings.start_from) == (("a.txt",), "m")

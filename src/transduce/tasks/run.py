@@ -44,9 +44,10 @@ from transduce.tasks.resolve_model import (
 )
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import changes_between, override, read_stored
-from transduce.tasks.settings import DataSettings, Settings, make_settings, to_toml
+from transduce.tasks.settings import DataSettings, Settings, make_settings
 from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
+from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
 from transduce.training.choices import choose_compile, choose_kernels

@@ -5,6 +5,7 @@ None stands for "choose from the corpus and the machine".
 
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -262,11 +263,20 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
             raise TransduceError(f"`{name}` stands in the table `{table}`, but that was given the value {inner!r}.")
         content = inner
     if not isinstance(value, Mapping):
-        content[last] = value
+        content[last] = _plain(value)
         return
     content.setdefault(last, {})
     for key, own in value.items():
         put_setting(content, f"{last}.{key}", own)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, paths as texts."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _parse_value(text: str) -> Any:
@@ -383,25 +393,3 @@ def struct_of(hint: Any) -> type[msgspec.Struct] | None:
     if get_origin(hint) in _UNIONS:
         return next((s for s in map(struct_of, get_args(hint)) if s is not None), None)
     return None
-
-
-def to_toml(settings: msgspec.Struct) -> str:
-    """The settings as a TOML file; what is None is left out."""
-    return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
-
-
-def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
-    for key, value in content.items():
-        if value is not None and not isinstance(value, Mapping):
-            yield f"{key} = {_toml_value(value)}"
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield f"\n[{prefix}{key}]"
-            yield from _toml_lines(value, f"{prefix}{key}.")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's; DEL alone would need an escape there.
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
