@@ -73,7 +73,7 @@ def test_generated_requests_are_answered_as_the_document_says(live: Any, load_be
     statuses, findings = fuzz.fuzz(live.url, 150)
     assert findings == []
     assert set(statuses) == {200, 400}
-    assert statuses[200] > 50
+    assert statuses[200] > 40  # others have a wrong value among many right ones
     _, damaged = fuzz.mutate(live.url, 60)
     assert damaged == []
 
