@@ -15,8 +15,8 @@ Capture = pytest.CaptureFixture[str]
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """Four sentences, three translations of which are wrong."""
     source, target = tmp_path / "in.zh", tmp_path / "out.en"
-    source.write_text("我爱你\n\n我爱你\n我爱你\n", "utf-8")
-    target.write_text("the the the the\n\n我爱你\n\n", "utf-8")
+    source.write_text("我吃鱼\n\n我吃鱼\n我吃鱼\n", "utf-8")
+    target.write_text("the the the the\n\n我吃鱼\n\n", "utf-8")
     return source, target
 
 
@@ -32,9 +32,9 @@ def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, P
     rows = [line.split("\t") for line in out.splitlines()]
     assert [row[0] for row in rows] == ["1", "3", "4"]
     assert rows[0][1].startswith("repeated (4 × the)")
-    assert rows[0][2:] == ["我爱你", "the the the the"]
-    assert rows[1][1].startswith("copied (我爱你)")
-    assert rows[2][1:] == ["empty", "我爱你", ""]
+    assert rows[0][2:] == ["我吃鱼", "the the the the"]
+    assert rows[1][1].startswith("copied (我吃鱼)")
+    assert rows[2][1:] == ["empty", "我吃鱼", ""]
     assert err.startswith("3 of 4 translations are doubtful: 1 empty, 1 repeated, 1 copied")
 
 
@@ -48,7 +48,7 @@ def test_a_second_search_writes_every_line(
     assert len(lines) == 4
     assert lines[1] == ""
     assert lines[0] not in ("", "the the the the")
-    assert lines[2] not in ("", "我爱你")
+    assert lines[2] not in ("", "我吃鱼")
     assert lines[3] != ""
     assert "A second search changed 3; " in err
     with pytest.raises(SystemExit):

@@ -1,6 +1,7 @@
 """What speaks against a translation is told, what does not is left alone; and a second search takes what has less."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,10 @@ class Scripted:
     source_language: str | None = "zh"
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
+    tokenizer = SimpleNamespace(
+        source=SimpleNamespace(unread=lambda _: ""),
+        target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
+    )
 
     def __init__(self, answers: dict[str, list[list[str]]]) -> None:
         self.answers = answers
@@ -142,6 +147,21 @@ def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> Non
     assert (search.beam_size, search.n_best, search.length_penalty, search.no_repeated_ngrams) == (8, 8, 0.5, 0)
 
 
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        ("9999", {}),  # for which the model has no pieces
+        ("1990", {"forbidden": ("1990",)}),
+        ("1990", {"max_length": 3}),  # where it may have no room
+    ],
+)
+def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict[str, Any]) -> None:
+    source = f"{number}年"
+    scripted = Scripted({source: [["In that year"]]})
+    again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
+    assert scripted.asked[0][3] == [[]]
+
+
 def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:
     scripted = Scripted({"来自": [["from from from us"], ["from there"]]})
     (better,) = again(scripted, [translation("来自", "from from from from")])
@@ -165,6 +185,25 @@ def test_where_languages_are_not_known_copies_are_no_doubt() -> None:
     scripted = Scripted({})
     scripted.source_language = None
     assert review(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]
+
+
+def test_a_number_that_the_vocabulary_cannot_write_ends_nothing(translator: Translator) -> None:
+    translator = Translator(
+        translator.model, translator.tokenizer, source_language="zh", target_language="en", search=translator.search
+    )
+    assert translator.tokenizer.target.unk_id in translator.tokenizer.target.encode("1990")
+    found = [translation("他生于1990年", "he is easy")]
+    doubts = {doubt.kind: doubt.found for doubt in review(translator, found)[0]}
+    assert list(doubts) == ["unread", "numbers"]
+    assert "1990" in doubts["unread"]
+    assert len(look_again(translator, found)) == 1
+
+
+def test_what_was_not_read_is_not_looked_for_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [translation("我吃☃☃鱼", "I eat fish")]
+    assert review(translator, found) == [(Doubt("unread", "☃☃"),)]
+    monkeypatch.setattr(Translator, "translate", None)
+    assert look_again(translator, found) == found
 
 
 def test_a_trained_model_reviews_its_own_and_given_translations(translator: Translator) -> None:

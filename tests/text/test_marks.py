@@ -56,6 +56,8 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
     ids = encode_with_masks(made, "the ☃ [MASK]")
     assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
     assert made.spellings(ids) == ["▁the", "<unk>", "▁[MASK]"]
+    assert made.unread("the ☃ the") == "☃"
+    assert made.unread("the") == ""
 
 
 def test_ordinary_pieces_are_all_but_the_special_ones() -> None:

@@ -16,7 +16,7 @@ from transduce.runtime.translation import Translation
 from transduce.text.languages import is_of_word, stands_without_spaces
 from transduce.text.scripts import SCRIPTS, main_script, script_of
 
-DoubtKind = Literal["empty", "cut", "repeated", "copied", "untranslated", "numbers", "unknown", "unlikely"]
+DoubtKind = Literal["unread", "empty", "cut", "repeated", "copied", "untranslated", "numbers", "unknown", "unlikely"]
 DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
 
 UNLIKELY_NATS = 1.2  # of translations beyond it, four in five were bad on two dev sets (docs/benchmarks.md)
@@ -35,9 +35,10 @@ class Doubt(msgspec.Struct, frozen=True):
     """One thing that speaks against a translation."""
 
     kind: DoubtKind
-    """empty: nothing is written. cut: the greatest length ended it. repeated: the same run again and again, more often
-    than in the source. copied: the source itself. untranslated: letters of the source's script. numbers: one of the
-    source's is not there. unknown: a sign for what has no piece. unlikely: the model itself does not believe in it."""
+    """unread: the model has no piece for characters of the source. empty: nothing is written. cut: the greatest length
+    ended it. repeated: the same run again and again, more often than in the source. copied: the source itself.
+    untranslated: letters of the source's script. numbers: one of the source's is not there. unknown: a sign for what
+    has no piece. unlikely: the model itself does not believe in it."""
     found: str
     """What it was told by."""
 
@@ -46,7 +47,11 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 def find_doubts(
-    translation: Translation, *, source_language: str | None = None, target_language: str | None = None
+    translation: Translation,
+    *,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    unread: str = "",
 ) -> tuple[Doubt, ...]:
     """What speaks against the best of a translation's alternatives, in the order of `DOUBT_KINDS`; mostly nothing.
 
@@ -55,19 +60,28 @@ def find_doubts(
         source_language: its code. Where one of both is not known, or they are the same, nothing is said of words and
             numbers that stayed or went.
         target_language: likewise.
+        unread: characters of the source that the model has no piece for.
     """
     if not any(map(str.isalnum, translation.source)):
         return ()
-    if not translation.text.strip():
-        return (Doubt("empty", ""),)
-    found = {"cut": _cut(translation), "repeated": _repeated(translation)}
+    found: dict[DoubtKind, str | None] = {"unread": unread or None}
+    if translation.text.strip():
+        found |= _doubts_of_text(translation, source_language, target_language)
+    else:
+        found["empty"] = ""
+    return tuple(Doubt(kind, what) for kind in DOUBT_KINDS if (what := found.get(kind)) is not None)
+
+
+def _doubts_of_text(
+    translation: Translation, source_language: str | None, target_language: str | None
+) -> dict[DoubtKind, str | None]:
+    found: dict[DoubtKind, str | None] = {"cut": _cut(translation), "repeated": _repeated(translation)}
     if source_language is not None and target_language is not None and source_language != target_language:
         found["copied"] = _copied(translation)
         if found["copied"] is None:
             found["untranslated"] = _untranslated(translation, script_of(target_language))
         found["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
-    found |= {"unknown": _unknown(translation), "unlikely": _unlikely(translation)}
-    return tuple(Doubt(kind, what) for kind in DOUBT_KINDS if (what := found.get(kind)) is not None)
+    return found | {"unknown": _unknown(translation), "unlikely": _unlikely(translation)}
 
 
 def missing_numbers(source: str, target: str) -> list[str]:

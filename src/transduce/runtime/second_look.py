@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
+from transduce.runtime.phrases import mentions
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -20,7 +21,11 @@ def review(translator: Translator, translations: Sequence[Translation]) -> list[
     Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
     """
     source, target = translator.source_language, translator.target_language
-    return [find_doubts(each, source_language=source, target_language=target) for each in translations]
+    unread = translator.tokenizer.source.unread
+    return [
+        find_doubts(each, source_language=source, target_language=target, unread=unread(each.source))
+        for each in translations
+    ]
 
 
 def look_again(
@@ -53,14 +58,15 @@ def look_again(
         groups: dict[int, list[int]] = {}
         for number, own in enumerate(doubts):
             repeats = any(doubt.kind in ("repeated", "cut") for doubt in own)
-            if own and (repeats or attempt == 0):
+            if _weight(own) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(_REPEATED_PIECES[attempt] if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
+            missing = [_numbers(translator, found[number], doubts[number], search) for number in numbers]
             again = translator.translate(
                 [found[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
-                phrases=[[*wanted[number], *_numbers(found[number], doubts[number])] for number in numbers],
+                phrases=[[*wanted[number], *own] for number, own in zip(numbers, missing, strict=True)],
             )
             for number, other in zip(numbers, again, strict=True):
                 best, known = _least_doubted(translator, other)
@@ -85,11 +91,18 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
     )
 
 
-def _numbers(translation: Translation, doubts: Sequence[Doubt]) -> list[str]:
-    """What is missing, if that is a doubt."""
-    if not any(doubt.kind == "numbers" for doubt in doubts):
+def _numbers(
+    translator: Translator, translation: Translation, doubts: Sequence[Doubt], search: SearchSettings
+) -> list[str]:
+    """What is missing, if that is a doubt, and the model can and may write it, at whatever length."""
+    if search.max_length is not None or not any(doubt.kind == "numbers" for doubt in doubts):
         return []
-    return missing_numbers(translation.source, translation.text)
+    target = translator.tokenizer.target
+    return [
+        number
+        for number in missing_numbers(translation.source, translation.text)
+        if target.unk_id not in target.encode(number) and not any(mentions(number, text) for text in search.forbidden)
+    ]
 
 
 def _least_doubted(translator: Translator, translation: Translation) -> tuple[Alternative, tuple[Doubt, ...]]:
@@ -100,5 +113,6 @@ def _least_doubted(translator: Translator, translation: Translation) -> tuple[Al
 
 
 def _weight(doubts: Sequence[Doubt]) -> tuple[int, int]:
-    """What shows weighs more than what the model holds for unlikely."""
-    return sum(doubt.kind != "unlikely" for doubt in doubts), len(doubts)
+    """What shows weighs more than what the model holds for unlikely; what it could not read is no fault of a search."""
+    kinds = [doubt.kind for doubt in doubts if doubt.kind != "unread"]
+    return sum(kind != "unlikely" for kind in kinds), len(kinds)

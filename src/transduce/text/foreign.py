@@ -125,6 +125,12 @@ class ForeignVocabulary(Vocabulary):
             return self._cutter.bytes_of(self.piece(id))
         return super().surface(id)
 
+    def unread(self, text: str) -> str:
+        """Of a text, the words with something that no piece spells."""
+        if self.unk_id not in self.encode(text):
+            return ""
+        return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
+
     def spellings(self, ids: Sequence[int]) -> list[str]:
         """Pieces in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return [self._spelling(id) for id in ids]

@@ -106,6 +106,15 @@ class Vocabulary:
         """The text as it is cut into pieces: composed where the vocabulary asks for that."""
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
+    def unread(self, text: str) -> str:
+        """What of a text no piece spells: the characters that became the unknown piece."""
+        if self.unk_id not in self.encode(text):
+            return ""
+        known = without_lone_surrogates(self.as_seen(text))
+        spelt: list[str] = self._processor.encode(known, out_type=str)  # what has no piece stands there as it is
+        unknown = (piece for piece in spelt if self._processor.piece_to_id(piece) == self.unk_id)
+        return "".join(unknown).replace("▁", "")
+
     def spellings(self, ids: Sequence[int]) -> list[str]:
         """Pieces in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return self.pieces(ids)
