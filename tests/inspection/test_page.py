@@ -131,6 +131,7 @@ def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator
     nodes = dict(zip(paths_of(cut), cut.tree, strict=True))
     assert nodes[cut.target_pieces].score == round(cut.score, 4)  # found, though it did not end
     assert not nodes[cut.target_pieces].ended
+    assert "".join(cut.words.target_words) == cut.translation.replace(" ", "")
 
 
 def test_drawing_pieces_is_not_shown(translator: Translator) -> None:

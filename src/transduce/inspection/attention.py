@@ -32,6 +32,8 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """(N, H, T, T): row t is what target pieces before t the model attends to while it predicts piece t."""
     memory: Weights
     """(N, H, T, S): row t is what source pieces it attends to while it predicts piece t."""
+    ended: bool = True
+    """Whether the last target piece is the end symbol: not so where a search was cut."""
 
     def _repr_html_(self) -> str:
         return small_heat_maps(self.memory)
@@ -108,11 +110,12 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     Layers and heads are averaged by how decided they are: a head that looks everywhere says little.
     """
     source_words, source_groups = group_words(maps.source_pieces[:-1])
-    target_words, target_groups = group_words(maps.target_pieces[:-1])
+    written = len(maps.target_pieces) - maps.ended
+    target_words, target_groups = group_words(maps.target_pieces[:written])
     weights = np.zeros((len(target_words), len(source_words)), dtype=np.float32)
     if weights.size == 0:
         return WordAttention(source_words, target_words, weights)
-    mixed = _mix_heads(maps.memory[:, :, :-1, :-1])  # (T - 1, S - 1)
+    mixed = _mix_heads(maps.memory[:, :, :written, :-1])  # (T - 1, S - 1), or (T, S - 1) without an end symbol
     for row, target_group in enumerate(target_groups):
         for column, source_group in enumerate(source_groups):
             weights[row, column] = mixed[np.ix_(target_group, source_group)].sum(axis=1).mean()

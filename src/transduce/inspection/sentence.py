@@ -65,6 +65,7 @@ def inspect_sentence(
         encoder=stack_layers(trace.encoder),
         decoder=stack_layers(trace.decoder),
         memory=stack_layers(trace.memory),
+        ended=best.ended,
     )
     paths = [*beam.kept, *(closed_path(each, config.eos_id) for each in finished)]
     sums = path_log_probabilities(model, memory, mask, paths)
