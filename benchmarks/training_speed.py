@@ -9,9 +9,9 @@
     python benchmarks/training_speed.py --quick
 
 All get the same batches of ids: Tatoeba German to English by its real lengths, a joint vocabulary of 8,000 pieces,
-about 4,096 target tokens a step, sentences of like length together; and Adam, but for a row of ours with Muon. Every
+about 4,096 target tokens a step, sentences of like length together; and Adam. Two more rows of ours are without our
+kernels (`training.kernels` = torch), and with the Muon that `transduce train` chooses. Every
 toolkit is a process of its own; they take turns on the otherwise idle machine, and the median over the rounds counts.
-Two more rows are ours too: with Muon, and without our kernels.
 The first run makes the peers' environments. On a GPU the peer is Marian, the vocabulary has 32,000 pieces, and the
 hours of the paper's steps are derived.
 """
@@ -297,8 +297,7 @@ def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool)
     size = SIZES["512"]
     batches = write_batches(folder, 8, vocabulary_size, size.batch_tokens)
     work = make_work(size, batches, vocabulary_size, machine_here)
-    found = [c for c in contenders(joeynmt=False, bf16=bf16) if c.name == "transduce" or "Marian" in c.name]
-    found = [c for c in found if "pure" not in c.name]
+    found = [c for c in contenders(joeynmt=False, bf16=bf16) if c.name != OURS_BY_MUON and "pure" not in c.name]
     peaks: dict[str, int] = {}
     for contender in found:
         worker = Worker(contender, work, {})

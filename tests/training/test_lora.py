@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
+from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt, load_updates, merge, merged_weights, update_weights
 
@@ -128,3 +129,10 @@ def test_a_model_is_adapted_once(pretrained: Transformer) -> None:
         adapt(model, LowRankSettings())
     with pytest.raises(TransduceError, match="has no feed-forward-inner to adapt"):
         adapt(nn.Linear(2, 2), LowRankSettings(projections=("feed-forward-inner",)))
+
+
+def test_a_model_without_such_projections_is_told(pretrained: Transformer) -> None:
+    recurrent = Recurrent(ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9, d_model=8))
+    with pytest.raises(TransduceError, match=r"no projections that LoRA adapts: leave `training\.lora_rank` out"):
+        adapt(recurrent, LowRankSettings(rank=2))
+    assert adapt(copy.deepcopy(pretrained), LowRankSettings(rank=2))

@@ -153,7 +153,7 @@ def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
-def search_settings(options: argparse.Namespace, folder: str, *, n_best: int | None = None) -> SearchSettings:
+def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
     """The options of `add_search`, and for what they do not say the settings in a model's folder.
 
     Whoever says how to search wants no translation drawn, as a folder's settings may say.
@@ -161,7 +161,7 @@ def search_settings(options: argparse.Namespace, folder: str, *, n_best: int | N
     Raises:
         TransduceError: one is out of its range, which is better said before a model is loaded.
     """
-    said = {name: vars(options)[name] for name in SEARCH_OPTIONS} | {"n_best": n_best}
+    said = {name: vars(options)[name] for name in SEARCH_OPTIONS}
     forbidden = said.pop("forbid")
     said["forbidden"] = None if forbidden is None else tuple(forbidden)
     base = read_search_settings(Path(folder))
@@ -278,3 +278,14 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
         write_file(Path(json_path), content.encode())
     sys.stdout.buffer.write(f"{report}\n".encode())
     sys.stdout.buffer.flush()
+
+
+def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
+    """Prints lines, and what they come to on standard error; JSON in their place where the path is `-`, else to it."""
+    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+    sys.stdout.buffer.write(content if json_path == "-" else text)
+    sys.stdout.buffer.flush()
+    if json_path not in (None, "-"):
+        write_file(Path(json_path), content)
+    sys.stderr.write(f"{report}\n")

@@ -14,9 +14,10 @@ from transduce.commands.options import (
     load_translator,
     read_side_by_side,
     search_settings,
+    write_lines,
 )
 from transduce.durable import write_file
-from transduce.runtime.doubts import Doubt, count_doubts
+from transduce.runtime.doubts import Doubt, DoubtKind, count_doubts
 from transduce.runtime.scoring import as_translation
 from transduce.runtime.second_look import look_again, review
 from transduce.runtime.translation import Translation
@@ -39,7 +40,7 @@ class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
     """All of them."""
 
     lines: int
-    counts: dict[str, int]
+    counts: dict[DoubtKind, int]
     """Lines with a doubt of each kind."""
     doubtful: list[DoubtfulLine]
 
@@ -76,13 +77,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         translations = translator(sources, search=search)
     report = _report(translations, review(translator, translations))
-    lines = "".join(f"{line}\n" for line in report.doubtful)
-    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
-    sys.stdout.buffer.write(content if options.json == "-" else lines.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
-    if options.json not in (None, "-"):
-        write_file(Path(options.json), content)
-    sys.stderr.write(f"{report}\n")
+    write_lines(report.doubtful, report, options.json)
     if options.look_again:
         again = look_again(translator, translations, search)
         write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in again).encode("utf-8", "replace"))
@@ -95,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:
     return ReviewReport(
         lines=len(translations),
-        counts={str(kind): count for kind, count in count_doubts(doubts).items()},
+        counts=count_doubts(doubts),
         doubtful=[
             DoubtfulLine(line=number, doubts=own, source=each.source, translation=each.text)
             for number, (each, own) in enumerate(zip(translations, doubts, strict=True), 1)

@@ -2,13 +2,10 @@
 
 import argparse
 import math
-import sys
-from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side
-from transduce.durable import write_file
+from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
 from transduce.runtime.scoring import Score
 from transduce.search.settings import SearchSettings
 
@@ -59,15 +56,7 @@ def run(options: argparse.Namespace) -> int:
     translator = load_translator(options.model, options)
     scores = translator.score(sources, targets, length_penalty=options.length_penalty)
     summary = summarize(scores, options.length_penalty, translator.precision)
-    content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
-    if options.json == "-":
-        sys.stdout.buffer.write(content)
-    else:
-        sys.stdout.buffer.write("".join(f"{score.score:.6f}\n" for score in scores).encode())
-        if options.json:
-            write_file(Path(options.json), content)
-    sys.stdout.buffer.flush()
-    sys.stderr.write(f"{summary}\n")
+    write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
     return 0
 
 

@@ -156,14 +156,15 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
     """
     if options.sample:
         refuse_beside(options, SEARCHING, "says how to search, but --sample draws: leave one of them out.")
-    draws = options.sample or search_settings(options, folder).sampling is not None
-    if not draws:
-        refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
-    search = search_settings(options, folder, n_best=None if draws else options.n_best)
+    search = search_settings(options, folder)
+    sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
         said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
-        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **said)
-        search = msgspec.structs.replace(search, n_best=options.n_best or search.n_best, sampling=sampling)
+        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **said)
+    else:
+        refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
+    n_best = search.n_best if options.n_best is None else options.n_best
+    search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.look_again and (draws or search.n_best > 1):
         raise TransduceError("--look-again seeks one better translation: leave --sample and --n-best out.")
     return Job(

@@ -51,7 +51,10 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
         TransduceError: it is no Transformer that translates, or several.
     """
     if not isinstance(translator, Translator):
-        raise TransduceError(f"Attention maps are those of a translator, but this is a {type(translator).__name__}.")
+        raise TransduceError(
+            f"Attention maps are those of a translator, but this is a {type(translator).__name__}: load a "
+            "model that translates."
+        )
     refuse_ensembles(translator)
     source, model = as_text(source), translator.transformer
     vocabulary, config = translator.tokenizer, model.config

@@ -23,7 +23,10 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         if config.kind != "transformer":
-            raise TransduceError(f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}.")
+            raise TransduceError(
+                f"A Transformer has an encoder and a decoder, but `model.kind` is {config.kind}: build it by "
+                "`model/build.py:build_any_model`."
+            )
         self.source_embedding = Embedding(config)
         self.target_embedding = Embedding(config)
         self.add_layers(config)

@@ -81,8 +81,24 @@ def release(k: Emitter) -> None:
     k.intrinsic("llvm.x86.tilerelease", VOID)
 
 
-def _register(number: int) -> Value:
+def register(number: int) -> Value:
+    """A register's number, as the instructions take it."""
     return ir.Constant(I8, number)
+
+
+def zero(k: Emitter, number: int) -> None:
+    """All of a register becomes zero."""
+    k.intrinsic("llvm.x86.tilezero", VOID, register(number))
+
+
+def load(k: Emitter, number: int, place: Value, row_bytes: Value) -> None:
+    """Fills a register from rows that begin so many bytes apart."""
+    k.intrinsic("llvm.x86.tileloadd64", VOID, register(number), place, row_bytes)
+
+
+def store(k: Emitter, number: int, place: Value) -> None:
+    """Puts a register's rows one after another."""
+    k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.number(REGISTER_BYTES))
 
 
 def _write_block(k: Emitter, tile: Tile, ending: str, parts: int, place: Place, count: Value) -> None:
@@ -94,22 +110,22 @@ def _write_block(k: Emitter, tile: Tile, ending: str, parts: int, place: Place, 
     multiply = "llvm.x86.tdpbf16ps" if tile.is_float else "llvm.x86.tdpbusd"
     for first_vector in range(0, tile.vectors, 2):
         for number in range(2 * parts):
-            k.intrinsic("llvm.x86.tilezero", VOID, _register(number))
+            zero(k, number)
         with k.loop(0, k.times(place.width, tile.weight_bytes), REGISTER_BYTES) as first:
             line = k.at(place.weights, k.sum_of(k.times(first, tile.columns), first_vector * REGISTER_BYTES), I8)
             for number in range(2):
                 there = k.at(line, number * REGISTER_BYTES, I8)
                 stride = k.number(tile.columns * tile.group * tile.weight_bytes)
-                k.intrinsic("llvm.x86.tileloadd64", VOID, _register(_WEIGHTS + number), there, stride)
+                load(k, _WEIGHTS + number, there, stride)
             for part in range(parts):
                 there = k.at(place.rounded, k.sum_of(first, k.times(next_part, part)), I8)
-                k.intrinsic("llvm.x86.tileloadd64", VOID, _register(_ACTIVATIONS + part), there, row_bytes)
+                load(k, _ACTIVATIONS + part, there, row_bytes)
                 for number in range(2):
                     registers = (2 * part + number, _ACTIVATIONS + part, _WEIGHTS + number)
-                    k.intrinsic(multiply, VOID, *map(_register, registers))
+                    k.intrinsic(multiply, VOID, *map(register, registers))
         for number in range(2 * parts):
             there = k.at(sums, number * REGISTER_ROWS * tile.lanes, I32)
-            k.intrinsic("llvm.x86.tilestored64", VOID, _register(number), there, k.number(REGISTER_BYTES))
+            store(k, number, there)
         _finish_rows(k, tile, ending, (place, sums, count), first_vector)
 
 

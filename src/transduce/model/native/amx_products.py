@@ -8,7 +8,7 @@ Intel, "Architecture Instruction Set Extensions Programming Reference", chapter 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native import amx
-from transduce.model.native.emit import F32, I8, I32, VOID, Emitter, Value
+from transduce.model.native.emit import F32, I32, VOID, Emitter, Value
 from transduce.model.native.pair_packing import AMX
 from transduce.model.native.pair_products import ENDINGS, TILE_TYPES, Ending, PairMultiplier, Product, tile_name
 
@@ -63,7 +63,7 @@ class AmxMultiplier(PairMultiplier):
             self._multiply_registers(left, panel, pairs, parts, vectors, is_packed=ending == "add")
             for number in _registers(parts, vectors):
                 there = k.at(sums, number * _ROWS * k.lanes)
-                k.intrinsic("llvm.x86.tilestored64", VOID, _register(number), there, k.number(_BYTES))
+                amx.store(k, number, there)
             starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
             for part in range(parts):
                 with k.loop(0, _ROWS) as row:
@@ -79,30 +79,23 @@ class AmxMultiplier(PairMultiplier):
         k = self.k
         row_bytes = k.number(_BYTES) if is_packed else k.times(pairs, 4)
         for number in _registers(parts, vectors):
-            k.intrinsic("llvm.x86.tilezero", VOID, _register(number))
+            amx.zero(k, number)
         with k.loop(0, pairs, k.lanes) as pair:
             for vector in range(vectors):
                 there = k.at(panel, k.sum_of(k.times(pair, vectors * k.lanes), vector * k.lanes), I32)
-                self._load(_PANEL + vector, there, k.number(vectors * _BYTES))
+                amx.load(k, _PANEL + vector, there, k.number(vectors * _BYTES))
             for part in range(parts):
                 first = k.times(pair, _ROWS) if is_packed else pair
                 there = k.at(left, k.sum_of(k.times(pairs, part * _ROWS), first), I32)
-                self._load(_LEFT + part, there, row_bytes)
+                amx.load(k, _LEFT + part, there, row_bytes)
                 for vector in range(vectors):
                     registers = (2 * part + vector, _LEFT + part, _PANEL + vector)
-                    k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(_register, registers))
-
-    def _load(self, number: int, place: Value, row_bytes: Value) -> None:
-        self.k.intrinsic("llvm.x86.tileloadd64", VOID, _register(number), place, row_bytes)
+                    k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
 
 
 def _registers(parts: int, vectors: int) -> list[int]:
     """Those of sums."""
     return [2 * part + vector for part in range(parts) for vector in range(vectors)]
-
-
-def _register(number: int) -> Value:
-    return ir.Constant(I8, number)
 
 
 def _name(ending: Ending, vectors: int, parts: int) -> str:

@@ -40,9 +40,9 @@ def suits_product(x: Tensor, weight: Tensor) -> bool:
     tile = pair_tile()
     if tile is None or not x.dtype == weight.dtype == torch.bfloat16:
         return False
-    outputs_together = multiplier_of(tile).layout.together if tile.amx else tile.lanes
-    fits = weight.shape[1] % _INPUTS_TOGETHER == len(weight) % outputs_together == 0
-    return fits and len(x) >= multiplier_of(tile).layout.least_rows
+    layout = multiplier_of(tile).layout
+    fits = weight.shape[1] % _INPUTS_TOGETHER == len(weight) % max(tile.lanes, layout.together) == 0
+    return fits and len(x) >= layout.least_rows
 
 
 @cache
@@ -52,6 +52,13 @@ def pair_tile() -> Tile | None:
     if tile is None or not tile.amx or multiplies_rightly(tile):
         return tile
     return tile._replace(amx=False)
+
+
+def own_pair_tile() -> Tile:
+    """The same, where it is known that there is one."""
+    tile = pair_tile()
+    assert tile is not None, "asked for products of a processor that has none"
+    return tile
 
 
 def multiplier_of(tile: Tile) -> type[PairMultiplier]:
@@ -126,12 +133,6 @@ def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
     return PackedProjection(weight) if fits else None
 
 
-def _own_tile() -> Tile:
-    tile = pair_tile()
-    assert tile is not None, "asked for products of a processor that has none"
-    return tile
-
-
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -153,7 +154,7 @@ def _forward(
         least=float_bits(least),
         room=room.data_ptr(),
     )
-    _programs(tile or _own_tile())["forward"].run(*places)
+    _programs(tile or own_pair_tile())["forward"].run(*places)
 
 
 def _back(
@@ -167,7 +168,7 @@ def _back(
     gate: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    tile = tile or _own_tile()
+    tile = tile or own_pair_tile()
     (positions, outputs), inputs = gradient.shape, x.shape[1]
     together = multiplier_of(tile).layout.together
     filled = -(-positions // together) * together

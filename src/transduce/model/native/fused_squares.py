@@ -16,7 +16,7 @@ from transduce.model.native.engine import (
     float_bits,
     new_emitter,
 )
-from transduce.model.native.fused_products import multiplier_of, pair_tile
+from transduce.model.native.fused_products import multiplier_of, own_pair_tile, pair_tile
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_squares import SquarePlaces, SquareWriter
 
@@ -64,9 +64,7 @@ def _run(name: str, left: Tensor, right: Tensor, mixture: Mixture, out: Tensor) 
         diagonal=diagonal,
         room=room.data_ptr(),
     )
-    tile = pair_tile()
-    assert tile is not None, "asked for products of a processor that has none"
-    _programs(tile)[name].run(*places)
+    _programs(own_pair_tile())[name].run(*places)
     return out
 
 

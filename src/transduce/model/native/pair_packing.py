@@ -118,16 +118,7 @@ class Packer:
         pairs, tile_rows = self.pairs_of(matrix.rows), self.layout.tile_rows
         places = [matrix.place, *([k.place(given.gate)] if is_gated else [])]
         if self.layout.squares:
-            with k.loop(0, pairs, k.lanes) as first:
-                for column, total in zip(columns, sums, strict=True):
-                    square = []
-                    for pair in (k.sum_of(first, n) for n in range(k.lanes)):
-                        if column is columns[0]:
-                            self._fetch(places, matrix, _rows_of(k, pair), columns)
-                        square.append(self._take_pair(given, pair, column, total, is_gated=is_gated))
-                    for n, vector in enumerate(transpose(k, square)):
-                        place = k.sum_of(k.times(column, pairs), k.times(k.sum_of(first, n), k.lanes))
-                        k.store(vector, k.at(to, place, I32))
+            self._pack_squares(given, to, columns, sums, places, is_gated=is_gated)
             return
         with self._each_pair(matrix) as (pair, rows):
             self._fetch(places, matrix, rows, columns)
@@ -137,6 +128,28 @@ class Packer:
                     numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
                     place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
                     k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
+
+    def _pack_squares(
+        self,
+        given: Gradient,
+        to: Value,
+        columns: list[Value],
+        sums: list[Value],
+        places: list[Value],
+        *,
+        is_gated: bool,
+    ) -> None:
+        k, pairs = self.k, self.pairs_of(given.matrix.rows)
+        with k.loop(0, pairs, k.lanes) as first:
+            for column, total in zip(columns, sums, strict=True):
+                square = []
+                for pair in (k.sum_of(first, n) for n in range(k.lanes)):
+                    if column is columns[0]:
+                        self._fetch(places, given.matrix, _rows_of(k, pair), columns)
+                    square.append(self._take_pair(given, pair, column, total, is_gated=is_gated))
+                for n, vector in enumerate(transpose(k, square)):
+                    place = k.sum_of(k.times(column, pairs), k.times(k.sum_of(first, n), k.lanes))
+                    k.store(vector, k.at(to, place, I32))
 
     def _take_pair(self, given: Gradient, pair: Value, column: Value, total: Value, *, is_gated: bool) -> Value:
         """The pair of each of a vector of columns, added to their sums."""
