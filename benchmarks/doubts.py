@@ -19,7 +19,7 @@ from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce import Translation, Translator, load, look_again, review, score
-from transduce.runtime.doubts import DOUBT_KINDS
+from transduce.runtime.doubts import DOUBT_KINDS, nats_a_piece
 from transduce.runtime.scoring import as_translation
 from transduce.text.files import read_lines
 
@@ -67,7 +67,7 @@ def _rows(translator: Translator, found: list[Translation], references: list[str
         if own_quality:
             name, value = f"doubt: {kind}, {len(own_quality)} sentences", mean(own_quality)
             rows.append(Row(name, value, "chrF", "no doubt", sure, value / sure))
-    likelihood = [_likelihood(each) for each in found]
+    likelihood = [-nats_a_piece(each) for each in found]
     rows.append(Row("the better of two is likelier", 100.0 * _ranking(likelihood, quality), "%"))
     rows.append(Row("wrong sentences' translations doubted", 100.0 * _mismatches(translator, found, references), "%"))
     return [*rows, *_second_search(translator, found, references, doubts)]
@@ -94,11 +94,6 @@ def _second_search(
 def _qualities(found: Sequence[Translation], references: Sequence[str]) -> list[float]:
     metric = CHRF()
     return [metric.sentence_score(f.text, [r]).score for f, r in zip(found, references, strict=True)]
-
-
-def _likelihood(translation: Translation) -> float:
-    values = translation.alternatives[0].piece_log_probabilities
-    return sum(values) / max(1, len(values))
 
 
 def _ranking(likelihood: list[float], quality: list[float]) -> float:

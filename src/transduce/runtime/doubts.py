@@ -177,10 +177,14 @@ def _unknown(translation: Translation) -> str | None:
 
 
 def _unlikely(translation: Translation) -> str | None:
-    """By the mean over its pieces, which depends little on their number."""
+    nats = nats_a_piece(translation)
+    return f"{nats:.2f} nats a piece" if nats > UNLIKELY_NATS else None
+
+
+def nats_a_piece(translation: Translation) -> float:
+    """How unlikely the model holds the best alternative: the mean over its pieces, which depends little on how many."""
     values = translation.alternatives[0].piece_log_probabilities
-    mean = -sum(values) / max(1, len(values))
-    return f"{mean:.2f} nats a piece" if mean > UNLIKELY_NATS else None
+    return -sum(values) / max(1, len(values))
 
 
 def count_doubts(doubts: Sequence[tuple[Doubt, ...]]) -> dict[DoubtKind, int]:

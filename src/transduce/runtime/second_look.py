@@ -54,12 +54,12 @@ def look_again(
     found, search = list(translations), search or translator.search
     wanted = [[]] * len(found) if phrases is None else phrases
     doubts = review(translator, translations)
-    for attempt in range(len(_REPEATED_PIECES)):
+    for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
         groups: dict[int, list[int]] = {}
         for number, own in enumerate(doubts):
             repeats = any(doubt.kind in ("repeated", "cut") for doubt in own)
             if _weight(own) > (0, 0) and (repeats or attempt == 0):
-                groups.setdefault(_REPEATED_PIECES[attempt] if repeats else 0, []).append(number)
+                groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
             missing = [_numbers(translator, found[number], doubts[number], search) for number in numbers]
             again = translator.translate(
