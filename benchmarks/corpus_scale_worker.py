@@ -35,7 +35,7 @@ def main(folder: str, steps: int, seeks: int) -> None:
         plan.batch(epoch, position)
         durations.append(time.monotonic() - sought_at)
     model = build_model(resolved.model)
-    with out, training_with(kernels_of_training(resolved.training.kernels)):
+    with out, training_with(kernels_of_training(resolved.training.kernels, "cpu")):
         Trainer(
             model=model,
             loss=run.kind.loss(model, resolved),

@@ -83,7 +83,7 @@ def rows(*, quick: bool) -> list[Row]:
     """Every model at every length; recurrent ones beside the Transformer."""
     threads = detect_machine("cpu").threads
     torch.set_num_threads(threads)
-    with training_with(kernels_of_training(choose_kernels("cpu", threads).value)):
+    with training_with(kernels_of_training(choose_kernels("cpu", threads).value, "cpu")):
         return _rows(quick=quick)
 
 

@@ -16,8 +16,7 @@ from transduce.model.precision import DTYPES, Precision
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
-from transduce.training.choices import choose_accumulate, choose_compile, choose_kernels
-from transduce.training.compiled import compile_layers
+from transduce.training.choices import choose_accumulate, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 
 
@@ -42,8 +41,6 @@ def main() -> None:
     with torch.device(work.device):
         model = Transformer(config)
     model.train()
-    if choose_compile(work.device).value:
-        compile_layers(model, work.device)
     chosen = work.precision == CHOSEN
     precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
@@ -70,7 +67,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
-    kernels = kernels_of_training(work.kernels or choose_kernels(work.device, work.threads).value)
+    kernels = kernels_of_training(work.kernels or choose_kernels(work.device, work.threads).value, work.device)
     with training_with(kernels):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 

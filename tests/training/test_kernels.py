@@ -37,7 +37,7 @@ def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_a_gpu() -> None:
     assert choose_kernels("cuda", 1).value == "torch"
-    assert kernels_of_training("torch") is None
+    assert kernels_of_training("torch", "cpu") is None
 
 
 def test_said_where_there_are_none(

@@ -14,6 +14,7 @@ from transduce.model.dropout import Dropout
 from transduce.model.fused import Rows, training_kernels
 from transduce.model.linear import Linear, linear
 from transduce.model.masks import AttentionMask, LookAheadMask
+from transduce.model.packing import PackedMask
 from transduce.model.positions import EVERYWHERE, Reach, Rotation
 from transduce.model.scores import Attend, ScoredAttention, build_score
 from transduce.model.window import Window, attend_in_window
@@ -65,7 +66,7 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: AttentionMask | Window | None = None,
+        mask: AttentionMask | Window | PackedMask | None = None,
         cache: KeyValueCache | None = None,
         weights_to: list[Tensor] | None = None,
         reach: Reach = EVERYWHERE,
@@ -75,7 +76,8 @@ class MultiHeadAttention(nn.Module):
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a past.
+            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a past; or where the sentences
+                of a packed batch stand, for kernels that were asked.
             cache: self-attention appends to it and attends to all of it; attention to the memory fills it once and
                 then reads it.
             weights_to: a list that receives the weights, (B, H, Q, L).
@@ -84,6 +86,8 @@ class MultiHeadAttention(nn.Module):
         Returns:
             (B, Q, D).
         """
+        if isinstance(mask, PackedMask):
+            return self.output(self._attend_packed(x, memory, mask))  # type: ignore[no-any-return]
         if weights_to is None and cache is None:
             joined = self._attend_fused(x, memory, mask, reach.rotation)
             if joined is not None:
@@ -143,6 +147,15 @@ class MultiHeadAttention(nn.Module):
                 projected = kernels.turn(projected, rotation, 2 * self.num_heads)
             return kernels.attend(projected, None, lengths, self.num_heads)
         return kernels.attend(self._queries(x), self._keys_and_values(memory), lengths, self.num_heads)
+
+    def _attend_packed(self, x: Tensor, memory: Tensor | None, mask: PackedMask) -> Tensor:
+        """Context of a packed batch, (1, Q, H × V)."""
+        kernels = training_kernels()
+        if kernels is None or kernels.packed is None:
+            raise ValueError("a packed batch is for kernels that take one")
+        if memory is None:
+            return kernels.packed.attend(self.projection(x), None, mask, self.num_heads)
+        return kernels.packed.attend(self._queries(x), self._keys_and_values(memory), mask, self.num_heads)
 
     @property
     def _is_plain(self) -> bool:

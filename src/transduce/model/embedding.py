@@ -41,6 +41,7 @@ class Embedding(nn.Module):
         *,
         token_types: Tensor | None = None,
         present: Tensor | None = None,
+        end: int | None = None,
     ) -> Tensor:
         """Rows of the matrix, with what is added to them.
 
@@ -50,6 +51,7 @@ class Embedding(nn.Module):
             positions: (T,) or (B, T); None: 0 … T-1.
             token_types: the segment of each position, (B, T), where the model has them; None: all are 0.
             present: which positions a BatchNorm counts, (B, T).
+            end: what all positions come before, where it is known.
 
         Returns:
             (B, T, D).
@@ -59,7 +61,7 @@ class Embedding(nn.Module):
             rows = kernels.embed(ids, weight, self.scale, self.frozen_row)
         else:
             rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
-        return self.complete(rows, positions, token_types=token_types, present=present)
+        return self.complete(rows, positions, token_types=token_types, present=present, end=end)
 
     def complete(
         self,
@@ -68,9 +70,10 @@ class Embedding(nn.Module):
         *,
         token_types: Tensor | None = None,
         present: Tensor | None = None,
+        end: int | None = None,
     ) -> Tensor:
         """What is added to vectors of whatever origin, (B, T, D) to (B, T, D); arguments as in `forward`."""
-        x = self.positions(x, positions)
+        x = self.positions(x, positions, end)
         if self.token_types is not None:
             x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])
         if self.norm is not None:

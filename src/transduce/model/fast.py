@@ -18,6 +18,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.flat import FlatState, supports
 from transduce.model.fused import TrainingKernels
+from transduce.model.gpu.available import why_no_triton
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear
 from transduce.model.state import DecodingState
@@ -93,16 +94,23 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     return model.project if weight.shape[1] % MULTIPLE else BFloat16Vocabulary(weight, bias)
 
 
+_why_no_triton = cache(why_no_triton)
+
+
 @cache
 def _kernels_on(threads: int) -> bool:
     """`why_no_kernels` reads what is installed, which is too slow for every batch."""
     return why_no_kernels(threads) is None
 
 
-def kernels_of_training(name: Literal["native", "torch"]) -> TrainingKernels | None:
-    """Those of this name; None where PyTorch's operations are enough."""
+def kernels_of_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
+    """Those of this name for a device; None where PyTorch's operations are enough."""
     if name == "torch":
         return None
+    if device != "cpu":
+        from transduce.model.gpu.training import GpuTraining
+
+        return GpuTraining(torch.device(device).type)
     from transduce.model.native.training import NativeTraining
 
     return NativeTraining()
@@ -125,7 +133,18 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         from transduce.model.native.state import NativeState
 
         return NativeState(packed, programs, source_ids)
-    return FlatState(model, source_ids) if supports(model) else model.start(source_ids)
+    if supports(model):
+        return FlatState(model, source_ids)
+    return _start_on_gpu(model, source_ids) or model.start(source_ids)
+
+
+def _start_on_gpu(model: EncoderDecoder, source_ids: Tensor) -> DecodingState | None:
+    """A state of few operations, where there is a GPU with Triton."""
+    if source_ids.device.type != "cuda" or _why_no_triton() is not None:
+        return None
+    from transduce.model.gpu import state
+
+    return state.GpuState(model, source_ids) if state.supports(model) else None
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:

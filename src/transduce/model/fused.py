@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from transduce.model.config import ModelConfig
+from transduce.model.packing import PackedMask
 from transduce.model.positions import Rotation
 
 _SUM = "sum_of_gradients"
@@ -81,8 +83,32 @@ class SquareProducts(Protocol):
         """left · right, of (M, R, R) and (M, R, C), mixed."""
 
 
+class PackedAttention(Protocol):
+    """Attention among the sentences of a packed batch (`packing.py`)."""
+
+    def suits(self, config: ModelConfig, longest: int) -> bool:
+        """Whether `attend` takes the heads of such a model, over sentences of so many pieces at most."""
+
+    def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
+        """Scaled dot-product attention, equation (1), of all heads side by side.
+
+        Args:
+            projected: queries, keys and values, (1, N, 3 × H × K); with a memory, queries alone, (1, N, H × K).
+            memory: its keys and values, (1, M, 2 × H × K).
+            mask: where the sentences stand.
+            num_heads: H.
+
+        Returns:
+            (1, N, H × K).
+        """
+
+
 class TrainingKernels(SquareProducts, Protocol):
     """What bricks may ask for, in training and in validation."""
+
+    @property
+    def packed(self) -> PackedAttention | None:
+        """Where batches are best packed: attention among them."""
 
     def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
         """Whether `attend` takes heads of this width with so many keys, in x's kind of numbers, on its device."""
@@ -121,6 +147,12 @@ class TrainingKernels(SquareProducts, Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """x / √(mean of x² + ε) · weight over the last dimension: (…, D) to (…, D)."""
+
+    def fork_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor] | None:
+        """x itself and its norm, LayerNorm's, or without a bias RMSNorm's; None where that is not offered.
+
+        It is for residual connections: the gradients by both are added up as they come, if it pays.
+        """
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """What the rows of x, (N, D), add up to, float32, (D,); of whatever `suits_rows` takes."""

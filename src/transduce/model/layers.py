@@ -13,7 +13,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.feed_forward import build_feed_forward
 from transduce.model.masks import AttentionMask
-from transduce.model.norms import build_norm, normalize
+from transduce.model.norms import build_norm, fork, normalize
+from transduce.model.packing import PackedMask
 from transduce.model.positions import EVERYWHERE, Reach
 from transduce.model.window import Window
 
@@ -34,7 +35,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); `present`, (B, T), says which positions a BatchNorm counts."""
-        y = sublayer(self.norm_before(x) if present is None else normalize(self.norm_before, x, present))
+        x, y = fork(self.norm_before, x, present)
+        y = sublayer(y)
         if self.is_sandwich:
             return self.dropout.add(x, normalize(self.norm_after, y, present))
         x = self.dropout.add(x, y)
@@ -54,7 +56,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | Window | None,
+        mask: AttentionMask | Window | PackedMask | None,
         *,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
@@ -88,8 +90,8 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: AttentionMask | Window | None,
-        memory_mask: AttentionMask | None,
+        mask: AttentionMask | Window | PackedMask | None,
+        memory_mask: AttentionMask | PackedMask | None,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
         cache: LayerCache | None = None,

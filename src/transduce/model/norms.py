@@ -94,6 +94,19 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
     return build_norm(config) if config.has_final_norm else nn.Identity()
 
 
+def fork(norm: nn.Module, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x and its norm, as a residual connection needs them."""
+    kernels = training_kernels()
+    if kernels is not None and isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None and kernels.suits_rows(x):
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        # Without a bias it would be RMSNorm's.
+        known = isinstance(norm, RMSNorm) or bias is not None
+        found = kernels.fork_norm(x, norm.weight, bias, norm.eps) if known else None
+        if found is not None:
+            return found
+    return x, normalize(norm, x, present)
+
+
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:
     """Applies a norm; BatchNorm is told which positions count."""
     return norm(x, present) if isinstance(norm, BatchNorm) else norm(x)  # type: ignore[no-any-return]

@@ -58,15 +58,22 @@ class SinusoidalPositions(nn.Module):
         self.to_end = to_end
         self.register_buffer("table", torch.empty(0, d_model, device="cpu"), persistent=False)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`."""
+    def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
+        """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`, all before `end` if it is known."""
         first = self.offset
-        needed = first + (x.shape[1] if positions is None else int(positions.max()) + 1)
+        needed = first + _end(x, positions, end)
         table = self.table  # another thread may replace it meanwhile
         if needed > len(table) or table.dtype != x.dtype or table.device != x.device:
             rows = max(needed, 2 * len(table), 256)
             self.table = table = sinusoids(rows, self.d_model, to_end=self.to_end).to(x)
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
+
+
+def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
+    """What all positions come before. Asking a GPU is waiting for it."""
+    if positions is None:
+        return x.shape[1]
+    return int(positions.max()) + 1 if end is None else end
 
 
 class LearnedPositions(nn.Module):
@@ -78,13 +85,13 @@ class LearnedPositions(nn.Module):
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(offset + length, d_model))  # the first `offset` rows are not used
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`.
+    def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
+        """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`, all before `end` if it is known.
 
         Raises:
             TransduceError: the sequence is longer than the table.
         """
-        needed = x.shape[1] if positions is None else int(positions.max()) + 1
+        needed = _end(x, positions, end)
         if needed > self.length:
             raise TransduceError(
                 f"The model's learned positions end at {self.length} pieces (`model.max_positions`), but a sequence "
@@ -97,7 +104,7 @@ class LearnedPositions(nn.Module):
 class NoPositions(nn.Module):
     """The stand-in where embeddings carry no positions: an encoder without others sees a bag of pieces."""
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:  # noqa: ARG002
         """Returns the embeddings as they are."""
         return x
 

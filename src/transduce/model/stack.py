@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
+from transduce.model.packing import PackedMask
 from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions
 from transduce.model.window import Window, block_length
 
@@ -30,18 +31,21 @@ class StackPositions(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | None,
+        mask: AttentionMask | PackedMask | None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
-    ) -> tuple[AttentionMask | Window | None, Reach]:
+    ) -> tuple[AttentionMask | Window | PackedMask | None, Reach]:
         """What self-attention is given in one pass through the stack, the same in each layer.
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or says what hypotheses side by side may see; None in a decoder: everybody's past.
+            mask: hides padding, or says what hypotheses side by side may see, or where the sentences of a packed batch
+                stand; None in a decoder: everybody's past.
             positions: (T,) or (B, T); None: those that follow what is cached.
             cache: of a decoder; it is told the positions.
         """
+        if isinstance(mask, PackedMask):
+            return mask, EVERYWHERE
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
         long = self.radius is not None and not cached and length > 3 * block_length(self.radius)

@@ -71,6 +71,7 @@ class MemoryDecoder(Protocol):
         *,
         mask: AttentionMask | None = None,
         positions: Tensor | None = None,
+        end: int | None = None,
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
@@ -100,6 +101,7 @@ class MemoryState:
             self.memory_mask,
             mask=self.ancestry.extend(width),
             positions=torch.full((width,), self.position, device=pieces.device),
+            end=self.position + 1,
             cache=self.cache,
             trace=trace,
         )

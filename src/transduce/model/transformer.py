@@ -13,6 +13,8 @@ from transduce.model.embedding import Embedding
 from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.packing import PackedBatch, PackedMask
+from transduce.model.scores import build_score
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.vocabulary import VocabularyModel
 
@@ -53,6 +55,23 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether attention is the plain one, whose mask is all that it knows of where pieces stand."""
+        config = self.config
+        plain = self.encoder_positions.is_plain and self.decoder_positions.is_plain
+        score = build_score(config, num_heads=config.num_heads, d_k=config.key_width)
+        return plain and not config.attention_dropout and score is None
+
+    def packed_hidden(self, batch: PackedBatch) -> Tensor:
+        """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""
+        source, target = batch.source_packing, batch.target_packing
+        x = self.source_embedding(batch.source, self.source_weight, source.positions, end=source.longest)
+        memory = self.encode_embedded(x, PackedMask(source, source))
+        y = self.target_embedding(batch.target_input, self.target_weight, target.positions, end=target.longest)
+        own_mask = PackedMask(target, target, causal=True)
+        return self.finish(self.decode_embedded(y, memory, PackedMask(target, source), mask=own_mask))
+
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """The memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
@@ -68,6 +87,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         *,
         mask: AttentionMask | None = None,
         positions: Tensor | None = None,
+        end: int | None = None,
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
@@ -75,12 +95,13 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
         Without a mask the inputs are a sequence and attend to their past. Padding at the right needs no mask of its
         own: it is nobody's past. With a cache the inputs are the positions after those cached, and are appended to it;
-        where several stand side by side (hypotheses), `positions` and a mask over cache and inputs say how.
+        where several stand side by side (hypotheses), `positions`, all before `end` where it is known, and a mask over
+        cache and inputs say how.
         """
         present = self.positions_to_count(target_input_ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(target_input_ids)
-        x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present)
+        x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present, end=end)
         hidden = self.decode_embedded(
             x, memory, memory_mask, mask=mask, positions=positions, cache=cache, present=present, trace=trace
         )

@@ -79,7 +79,8 @@ class SearchProgram:
         return [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in found]
 
     def _hypothesis(self, pieces: Tensor, log_probabilities: Tensor, *, ended: bool) -> Hypothesis:
-        return make_hypothesis(pieces, log_probabilities, ended=ended, alpha=self.beam.alpha)
+        history = pieces.tolist(), log_probabilities.tolist()
+        return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
 
 
 def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchProgram | None:

@@ -21,6 +21,9 @@ from transduce.search.vocabulary import log_normalizer
 
 _ROUNDING = 1e-3  # nats
 
+History = tuple[list[int], list[float]]
+"""A hypothesis' pieces, and their log-probabilities."""
+
 
 def beam_search(
     scorer: Scorer,
@@ -110,7 +113,8 @@ class BeamSearch:
         self.greatest_penalty = torch.tensor(
             [[length_penalty(longest, beam.alpha)] for longest in self.longest], device=device
         )
-        self.bars = torch.full((sentences, beam.groups), NEVER, device=device)
+        self._bars = [[NEVER] * beam.groups for _ in range(sentences)]
+        self.bars = torch.tensor(self._bars, device=device).view(sentences, beam.groups)
         # The best finished hypotheses of each sentence's groups.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
@@ -191,11 +195,13 @@ class BeamSearch:
         parents = ended.parents[rows, numbers]
         pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
-        places = zip(rows.tolist(), numbers.tolist(), parents.tolist(), strict=True)
-        histories = zip(pieces.cpu(), values.cpu(), strict=True)  # all at once, where they come from a GPU
-        for history, (row, number, parent) in zip(histories, places, strict=True):
+        places = torch.stack([rows, numbers, parents], dim=1)
+        # All at once, where they come from a GPU.
+        found = zip(places.tolist(), pieces.tolist(), values.tolist(), strict=True)
+        for (row, number, parent), *history in found:
             group = number * self.beam.groups // ended.totals.shape[1]
-            self._finish(row, parent, group, history, ended=True)
+            self._finish(row, parent, group, (history[0], history[1]), ended=True)
+        self.bars = torch.tensor(self._bars, device=self.rows.device)
 
     def _worth_entering(self, ended: Candidates) -> Tensor:
         """Which of those that end may be among the n best in the end, (B, n)."""
@@ -209,10 +215,10 @@ class BeamSearch:
         """Where a sentence breaks off, its live hypotheses count as they are."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > NEVER:
-                history = (self.pieces[row, beam], self.log_probabilities[row, beam])
+                history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
 
-    def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
+    def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
         """Enters a hypothesis among the finished ones of its group, of which the best stay."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
@@ -221,7 +227,7 @@ class BeamSearch:
         del finished[self.beam.beam_size :]
         # What two groups found counts once, so any group may have to give all of the n best.
         if len(finished) >= self.beam.n_best:
-            self.bars[row, group] = finished[self.beam.n_best - 1].score
+            self._bars[row][group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
         """The rows of which a live hypothesis can still enter the n best.
@@ -247,6 +253,7 @@ class BeamSearch:
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
         self.longest, self.places = ([values[row] for row in staying] for values in (self.longest, self.places))
+        self._bars = [self._bars[row] for row in staying]
         self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.greatest_penalty, self.bars = self.greatest_penalty[rows], self.bars[rows]
         self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import Beam, BeamSearch, History
 from transduce.search.coverage import Coverage
 from transduce.search.forced import GenerateSettings
 from transduce.search.greedy import make_hypothesis
@@ -63,7 +63,7 @@ class GenerateSearch(BeamSearch):
         """The best of all groups, whether they ended or were cut."""
         return sorted(super()._best(place, count), key=lambda hypothesis: -hypothesis.score)
 
-    def _finish(self, row: int, beam: int, group: int, history: tuple[Tensor, Tensor], *, ended: bool) -> None:
+    def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
         """Enters a hypothesis among the finished ones, of which the best stay."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
@@ -93,7 +93,7 @@ class GenerateSearch(BeamSearch):
         for beam in range(self.scores.shape[1]):
             group, rank = divmod(beam, size)
             if rank < size - self._ended_now[row][group] and float(self.scores[row, beam]) > NEVER:
-                history = (self.pieces[row, beam], self.log_probabilities[row, beam])
+                history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:

@@ -6,6 +6,7 @@ with a length penalty it goes on while a longer hypothesis could still score bet
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -134,7 +135,7 @@ class Walk:
             return
         rows = leaving.nonzero().flatten()
         # All at once, for each reading makes a GPU wait.
-        histories = zip(self.pieces[rows].cpu(), self.log_probabilities[rows].cpu(), strict=True)
+        histories = zip(self.pieces[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for place, history in zip(self.rows[rows].tolist(), histories, strict=True):
             self._found[place] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
@@ -143,33 +144,32 @@ class Walk:
         self.pieces, self.log_probabilities = self.pieces[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
-    def _hypothesis(self, pieces: Tensor, log_probabilities: Tensor) -> Hypothesis:
+    def _hypothesis(self, pieces: list[int], log_probabilities: list[float]) -> Hypothesis:
         """What stands before the first end symbol, and with it; or before a piece that rules forbade, as all others."""
-        ends = ((pieces == self.eos_id) | log_probabilities.isneginf()).nonzero().flatten()
-        ended = len(ends) > 0 and not bool(log_probabilities[ends[0]].isneginf())
-        length = int(ends[0]) + ended if len(ends) else len(pieces)
+        steps = enumerate(zip(pieces, log_probabilities, strict=True))
+        last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
+        ended = last is not None and log_probabilities[last] != -math.inf
+        length = len(pieces) if last is None else last + ended
         own = pieces[:length], log_probabilities[:length]
         return make_hypothesis(*own, ended=ended, alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
-    pieces: Tensor,
-    log_probabilities: Tensor,
+    pieces: Sequence[int],
+    log_probabilities: Sequence[float],
     *,
     ended: bool,
     alpha: float,
     penalty: float = 0.0,
     divisor: LengthPenalty = length_penalty,
 ) -> Hypothesis:
-    """A hypothesis from its pieces (t,), the end symbol last where it ended, and their log-probabilities (t,).
+    """A hypothesis from its pieces, the end symbol last where it ended, and their log-probabilities.
 
     Its score is the sum of these over the length penalty, and a penalty, in nats, that is added as it is.
     """
-    ids = pieces.tolist()
-    values = log_probabilities.tolist()
     return Hypothesis(
-        ids=tuple(ids[:-1] if ended else ids),
-        piece_log_probabilities=tuple(values),
-        score=sum(values) / divisor(len(ids), alpha) + penalty,
+        ids=tuple(pieces[:-1] if ended else pieces),
+        piece_log_probabilities=tuple(log_probabilities),
+        score=sum(log_probabilities) / divisor(len(pieces), alpha) + penalty,
         ended=ended,
     )

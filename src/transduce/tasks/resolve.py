@@ -18,7 +18,6 @@ from transduce.training.choices import (
     CorpusSize,
     choose_accumulate,
     choose_average_decay,
-    choose_compile,
     choose_kernels,
     choose_label_smoothing,
     choose_optimizer,
@@ -101,7 +100,9 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
             f"`training.momentum` ({said.momentum:g}) is Muon's, but `training.optimizer` is adam: leave it out, or "
             "set `training.beta1`."
         )
-    if said.kernels == "native" and (choice := choose_kernels(machine.device, machine.threads)).value != "native":
+    compiled = bool(said.compile)
+    choice = choose_kernels(machine.device, machine.threads, compiled=compiled)
+    if said.kernels == "native" and choice.value != "native":
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
@@ -162,8 +163,8 @@ def resolve_training(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
         precision=precision,
-        compile=_resolve_compile(said, machine.device, account),
-        kernels=_resolve_kernels(said.kernels, machine, account),
+        compile=_resolve_compile(said.compile, account),
+        kernels=_resolve_kernels(said, machine, account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),
@@ -204,19 +205,17 @@ def _adapts_dropout(settings: Settings) -> bool:
     return {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if said is None else said
 
 
-def _resolve_compile(said: TrainingSettings, device: str, account: Account) -> bool:
-    if said.compile is None and device == "cpu":
+def _resolve_compile(said: bool | None, account: Account) -> bool:
+    if said is None:
         return False  # the rule, which is not worth a line of everybody's account
-    compiled: bool = account.take("training.compile", said.compile, choose_compile(device, sharded=said.sharded))
-    return compiled
+    return account.take("training.compile", said, Choice(said, ""))  # type: ignore[no-any-return]
 
 
-def _resolve_kernels(said: Kernels | None, machine: Machine, account: Account) -> Kernels:
-    if said is None and machine.device != "cpu":
-        return "torch"  # the rule, which is not worth a line of everybody's account
-    if said == "torch":
-        return account.take("training.kernels", said, Choice(said, ""))  # type: ignore[no-any-return]
-    kernels: Kernels = account.take("training.kernels", said, choose_kernels(machine.device, machine.threads))
+def _resolve_kernels(said: TrainingSettings, machine: Machine, account: Account) -> Kernels:
+    if said.kernels == "torch":
+        return account.take("training.kernels", said.kernels, Choice(said.kernels, ""))  # type: ignore[no-any-return]
+    choice = choose_kernels(machine.device, machine.threads, compiled=bool(said.compile))
+    kernels: Kernels = account.take("training.kernels", said.kernels, choice)
     return kernels
 
 

@@ -17,6 +17,7 @@ from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
+from transduce.model.gpu.available import why_no_triton
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.account import Account
@@ -50,7 +51,7 @@ from transduce.tasks.stored_beginning import check_adaptation, check_frozen, nee
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
-from transduce.training.choices import choose_compile, choose_kernels
+from transduce.training.choices import choose_kernels
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.exhaustion import explaining_a_large_model
@@ -201,9 +202,10 @@ class Run:
             if kernels is None and before is not None:
                 kernels = before.kernels  # of a run that was begun when there was nothing to choose
             if kernels == "native":
-                kernels = choose_kernels(self.machine.device, self.machine.threads).value
+                compiled_too = bool(compiled)
+                kernels = choose_kernels(self.machine.device, self.machine.threads, compiled=compiled_too).value
         if "compile" not in said and compiled:
-            compiled = choose_compile(self.machine.device).value
+            compiled = why_no_triton() is None and self.machine.device != "cpu"
         training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled)
         return msgspec.structs.replace(settings, training=training)
 
@@ -306,7 +308,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         if run.begun is not None and not is_of_the_disk(error):
             run.begun.undo()
         raise
-    with training_with(kernels_of_training(resolved.training.kernels)):
+    with training_with(kernels_of_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
 

@@ -21,6 +21,8 @@ from transduce.evaluation.scores import ScoreReport, score, words_a_line
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.fast import temporary_twin
+from transduce.model.fused import training_kernels
+from transduce.model.packing import PackedBatch
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.runtime.parts import LONGEST_SOURCE
@@ -38,7 +40,8 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss import Loss, cross_entropy_of_rows, projected_cross_entropy
+from transduce.training.packed import longest_of, pack
 from transduce.training.settings import BestBy
 
 # Of so many that were all right, at most 3 % of all others are wrong, by 95 %.
@@ -61,7 +64,9 @@ class TranslationTask:
 
     def loss(self, batch: Batch) -> Loss:
         """Teacher-forced cross-entropy, summed over the target tokens."""
-        device = self.model.source_weight.device
+        model, device = self.model, self.model.source_weight.device
+        if isinstance(model, Transformer) and (packed := _pack(model, batch)) is not None:
+            return self._packed_loss(model, packed)
         source = to_device(batch.source, device)
         target = to_device(batch.target, device)
         config = self.model.config
@@ -74,6 +79,29 @@ class TranslationTask:
             frozen_row=config.frozen_row,
             label_smoothing=self.label_smoothing,
         )
+
+    def _packed_loss(self, model: Transformer, packed: PackedBatch) -> Loss:
+        hidden, weight = model.logit_factors(model.packed_hidden(packed))
+        return cross_entropy_of_rows(
+            hidden[0],
+            weight,
+            packed.labels[0],
+            frozen_row=model.config.frozen_row,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+def _pack(model: Transformer, batch: Batch) -> PackedBatch | None:
+    """The batch without its padding, where kernels want it like that."""
+    kernels, config = training_kernels(), model.config
+    packed = None if kernels is None else kernels.packed
+    if packed is None or not model.can_be_packed:
+        return None
+    longest = max(longest_of(ids, config.pad_id) for ids in (batch.source, batch.target))
+    if not packed.suits(config, longest):
+        return None
+    device = model.source_weight.device
+    return pack(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, device=device)
 
 
 class DevSet:

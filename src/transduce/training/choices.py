@@ -3,19 +3,14 @@
 The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
 """
 
-import importlib.util
 import math
-import os
-import shutil
-import sys
-import sysconfig
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.model.fast import why_no_kernels
+from transduce.model.gpu.available import why_no_triton
 from transduce.model.precision import Precision
 from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
@@ -336,31 +331,17 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
 
 
-def choose_compile(device: str, *, sharded: bool = False) -> Choice[bool]:
-    """On a GPU, wherever Triton, which writes the kernels, is installed, and the C compiler and Python's headers that
-    it builds its launchers with; nothing is gained on a processor. Not with `training.sharded`, by which a process has
-    a part of each layer.
-    """
-    if not device.startswith("cuda"):
-        return Choice(value=False, reason="it is for GPUs")
-    if sharded:
-        return Choice(value=False, reason="layers in parts on several processes cannot be compiled as a whole")
-    if importlib.util.find_spec("triton") is None:
-        return Choice(value=False, reason="the package triton is not installed")
-    if sys.platform == "linux":  # elsewhere Triton brings its own
-        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-            return Choice(value=False, reason="there is no C compiler for triton: install gcc")
-        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-            return Choice(value=False, reason="there is no Python.h for triton: install Python's headers")
-    return Choice(value=True, reason="fewer kernels, after a longer first step")
-
-
-def choose_kernels(device: str, threads: int) -> Choice[Kernels]:
+def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choice[Kernels]:
     """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor and how to use its
-    cores together.
+    cores together. On a GPU, our own wherever Triton is installed, which writes those, and the C compiler and Python's
+    headers that it builds its launchers with; not in compiled layers, which have theirs.
     """
     if device != "cpu":
-        return Choice("torch", "ours are for processors")
+        if compiled:
+            return Choice("torch", "compiled layers have kernels of theirs")
+        if (missing := why_no_triton()) is not None:
+            return Choice("torch", missing)
+        return Choice("native", "written for GPUs: fewer passes over what lies between the products, and no padding")
     obstacle = why_no_kernels(threads)
     if obstacle is not None:
         return Choice("torch", obstacle)

@@ -60,6 +60,13 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
+    return cross_entropy_of_rows(rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing)
+
+
+def cross_entropy_of_rows(
+    rows: Tensor, weight: Tensor, chosen: Tensor, *, frozen_row: int | None = None, label_smoothing: float = 0.0
+) -> Loss:
+    """The same where no label is padding: of rows (N, D) and labels (N,)."""
     options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight))
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options

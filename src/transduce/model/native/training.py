@@ -1,5 +1,7 @@
 """The kernels that training uses on this processor."""
 
+from torch import Tensor
+
 from transduce.model.native.fused_attention import attend, suits_attention
 from transduce.model.native.fused_embedding import add_rows_in_place, embed
 from transduce.model.native.fused_linear import linear, suits_linear
@@ -21,6 +23,8 @@ from transduce.model.native.fused_update import follow_update, suits_update, tak
 
 class NativeTraining:
     """Implements `fused.TrainingKernels`."""
+
+    packed = None  # padding is skipped where it costs most, and what is short stays in the cache
 
     suits_attention = staticmethod(suits_attention)
     attend = staticmethod(attend)
@@ -46,3 +50,6 @@ class NativeTraining:
     follow_update = staticmethod(follow_update)
     suits_logits = staticmethod(suits_logits)
     softmax_ = staticmethod(softmax_)
+
+    def fork_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
+        """A sum of two gradients is quick where both are in the cache."""

@@ -1,0 +1,1 @@
+"""Kernels for training on a GPU, written in Triton."""

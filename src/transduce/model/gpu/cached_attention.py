@@ -1,0 +1,42 @@
+"""A step of decoding's attention on a GPU: the newest pieces of each sentence's hypotheses look at what is cached.
+
+The cache is read where it lies, and the newest keys and values are written to it in the same pass.
+Legend: B sentences, W hypotheses of each, L cached positions, H heads, K width of a head.
+"""
+
+import triton
+from torch import Tensor
+
+from transduce.model.gpu.programs import cached_attention as programs
+
+MOST_HYPOTHESES = 64
+_BLOCK = 64  # cached positions at a time
+
+
+def attend_cached(query: Tensor, cache: Tensor, length: int, allowed: Tensor | None, num_heads: int) -> Tensor:
+    """Equation (1) for the newest pieces, which look at themselves too where they bring keys and values.
+
+    Args:
+        query: queries, (B, W, H × K); or queries, keys and values, (B, W, 3 × H × K), of which the last two are put
+            into the cache, after what is there.
+        cache: keys and values, (B, room, 2 × H × K); contiguous but for the sentences.
+        length: L, how many of them there are.
+        allowed: what each hypothesis may look at, bool, (B, W or 1, L), or with its own, (B, W or 1, L + W); None: at
+            all.
+        num_heads: H.
+
+    Returns:
+        (B, W, H × K).
+    """
+    sentences, width, columns = query.shape
+    inner = cache.shape[2] // 2
+    out = query.new_empty(sentences, width, inner)
+    rows = max(16, triton.next_power_of_2(width))
+    mask = query if allowed is None else allowed
+    row_stride = 0 if allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
+    programs.attend_cached[(num_heads, sentences)](
+        query, cache, mask, out, length, width, inner, columns, cache.stride(0), mask.stride(0), row_stride,
+        (inner // num_heads) ** -0.5,
+        columns > inner, allowed is not None, rows, _BLOCK, inner // num_heads, num_warps=1 if rows == 16 else 4,
+    )  # fmt: skip
+    return out

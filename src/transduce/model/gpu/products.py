@@ -1,0 +1,136 @@
+"""Products with learnt matrices on a GPU: the library's, but gradients by matrices are summed in float32 as they come.
+
+PyTorch by itself rounds each such gradient to bfloat16 and adds it in a pass of its own.
+Legend: N rows, I inputs, O outputs, V vocabulary, D columns of a matrix.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.model.fused import Rows, sum_of_gradients
+from transduce.model.gpu.rows import add_rows_in_place, add_sum_of_rows, positive_rows
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    rows = rows or Rows(0, len(weight))
+    sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
+    return _Linear.apply(x, weight, bias, _Options(rows, relu, *sums))  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Options(NamedTuple):
+    rows: Rows
+    relu: bool
+    weight_sum: Tensor | None
+    bias_sum: Tensor | None
+
+
+class _Linear(torch.autograd.Function):
+    """Gradients by weight and bias are added to their sums in float32 if there are any."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
+        part = slice(*options.rows)
+        flat, own = x.reshape(-1, x.shape[-1]), weight[part]
+        if bias is None:
+            out = flat @ own.t()
+            out = out.relu_() if options.relu else out
+        elif options.relu:
+            out = torch._addmm_activation(bias[part], flat, own.t())
+        else:
+            out = torch.addmm(bias[part], flat, own.t())
+        ctx.options = options
+        ctx.save_for_backward(flat, weight, bias, out if options.relu else None)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        flat, weight, bias, out = ctx.saved_tensors
+        options: _Options = ctx.options
+        part, by_out = slice(*options.rows), gradients[0]
+        gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
+        total, by_weight = _sums(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, by_bias = _sums(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        if out is not None:
+            columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[part]
+            gradient = positive_rows(gradient, out, columns)
+        elif bias_total is not None:
+            add_sum_of_rows(gradient, bias_total[part])
+        by_x = (gradient @ weight[part]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        if total is not None:
+            add_product(total[part], gradient.t(), flat)
+        return by_x, _as(by_weight, weight), _as(by_bias, bias), None
+
+
+def _sums(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Where a gradient is added in float32; and the same, unless it is a sum that somebody keeps."""
+    if known is not None:
+        return known, None
+    made = torch.zeros_like(parameter, dtype=torch.float32)
+    return made, made
+
+
+def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient.to(parameter.dtype)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, summed in the total's dtype."""
+    if left.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left.to(total.dtype) @ right.to(total.dtype)
+
+
+class Projection:
+    """See `fused.Projection`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """out = x · matrixᵀ, (N, V)."""
+        torch.mm(x, self._weight.t(), out=out)
+
+    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a float32 sum."""
+        if by_x is not None:
+            torch.mm(gradient, self._weight, out=by_x)
+        if weight_sum is not None:
+            add_product(weight_sum, gradient.t(), x)
+
+
+def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+    """See `fused.TrainingKernels`."""
+    options = _EmbedOptions(scale, frozen_row, sum_of_gradients(weight))
+    return _Embed.apply(ids, weight, options)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _EmbedOptions(NamedTuple):
+    scale: float
+    frozen_row: int | None
+    weight_sum: Tensor | None
+
+
+class _Embed(torch.autograd.Function):
+    """The rows' gradients are added to the matrix' sum in float32 if there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: _EmbedOptions) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(ids, weight)
+        rows = F.embedding(ids, weight)
+        return rows if options.scale == 1.0 else rows.mul_(options.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None] | tuple[None, None, None]:
+        ids, weight = ctx.saved_tensors
+        scale, frozen_row, known = ctx.options
+        total = torch.zeros_like(weight, dtype=torch.float32) if known is None else known
+        add_rows_in_place(total, ids, gradients[0], scale, frozen_row)
+        return (None, total.to(weight.dtype), None) if known is None else (None, None, None)

@@ -1,0 +1,62 @@
+"""An update of parameters that lie in a vector, a block of them by each program."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _keep(
+    master, places, exist, values, gradient, average, working, kept,
+    HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
+):  # fmt: skip
+    """What follows a new value of the masters."""
+    tl.store(master + places, values, mask=exist)
+    tl.store(gradient + places, tl.zeros_like(values), mask=exist)
+    if HAS_AVERAGE:
+        before = tl.load(average + places, mask=exist)
+        tl.store(average + places, before + (values - before) * (1.0 - kept), mask=exist)
+    if HAS_WORKING:
+        tl.store(working + places, values.to(working.dtype.element_ty), mask=exist)
+
+
+@triton.jit
+def adam(
+    master, gradient, average, working, mean, square, count,
+    factor, beta1, beta2, rate, inverse_root, epsilon, kept,
+    HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = places < count
+    slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
+    first = tl.load(mean + places, mask=exist, other=0.0)
+    first += (slope - first) * (1.0 - beta1)
+    second = tl.load(square + places, mask=exist, other=0.0) * beta2 + slope * slope * (1.0 - beta2)
+    tl.store(mean + places, first, mask=exist)
+    tl.store(square + places, second, mask=exist)
+    values = tl.load(master + places, mask=exist, other=0.0)
+    values -= rate * first / (tl.sqrt(second) * inverse_root + epsilon)
+    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+
+
+@triton.jit
+def follow(
+    master, gradient, average, working, move, count, rate, kept,
+    HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = places < count
+    values = tl.load(master + places, mask=exist, other=0.0)
+    if HAS_MOVE:
+        values -= rate * tl.load(move + places, mask=exist, other=0.0).to(tl.float32)
+    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+
+
+@triton.jit
+def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = places < count
+    slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
+    known = tl.load(momentum + places, mask=exist, other=0.0)
+    known += (slope - known) * (1.0 - decay)
+    tl.store(momentum + places, known, mask=exist)
+    tl.store(out + places, (slope + (known - slope) * decay).to(out.dtype.element_ty), mask=exist)

@@ -1,0 +1,88 @@
+"""The kernels that training uses on a GPU."""
+
+import torch
+from torch import Tensor
+
+from transduce.model.fused import ALONE, Mixture, Rows, UpdatedVectors
+from transduce.model.fused import Projection as AnyProjection
+from transduce.model.gpu import attention, norms, products, rows, update
+from transduce.model.positions import Rotation
+
+_KINDS = (torch.bfloat16, torch.float32)
+_MOST_COLUMNS = 8192  # of rows that are held at once
+
+
+class GpuTraining:
+    """Implements `fused.TrainingKernels`, for tensors of one type of device."""
+
+    def __init__(self, device_type: str = "cuda") -> None:
+        self._device_type = device_type
+
+    packed = attention.PackedHeads()
+    drop_and_add = staticmethod(rows.drop_and_add)
+    layer_norm = staticmethod(norms.layer_norm)
+    rms_norm = staticmethod(norms.rms_norm)
+    fork_norm = staticmethod(norms.fork_norm)
+    sum_rows = staticmethod(rows.sum_rows)
+    embed = staticmethod(products.embed)
+    add_rows_in_place = staticmethod(rows.add_rows_in_place)
+    linear = staticmethod(products.linear)
+    update_by_adam = staticmethod(update.update_by_adam)
+    take_momentum = staticmethod(update.take_momentum)
+    follow_update = staticmethod(update.follow_update)
+    softmax_ = staticmethod(rows.softmax_)
+
+    def _has(self, *tensors: Tensor) -> bool:
+        return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
+
+    def suits_rows(self, x: Tensor) -> bool:
+        """See `fused.TrainingKernels`."""
+        return self._has(x) and 0 < x.shape[-1] <= _MOST_COLUMNS and x.numel() > 0
+
+    def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
+        """See `fused.TrainingKernels`."""
+        return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
+
+    def project(self, hidden: Tensor, weight: Tensor) -> AnyProjection | None:
+        """See `fused.TrainingKernels`."""
+        return products.Projection(weight) if self._has(hidden, weight) else None
+
+    def suits_logits(self, logits: Tensor) -> bool:
+        """See `fused.TrainingKernels`."""
+        return self._has(logits) and logits.is_contiguous()
+
+    def suits_update(self, vectors: UpdatedVectors) -> bool:
+        """See `fused.TrainingKernels`."""
+        return self._has(vectors.master) and update.suits_update(vectors)
+
+    def add_in_place(self, total: Tensor, part: Tensor) -> None:
+        """See `fused.TrainingKernels`."""
+        total += part
+
+    def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
+        """Of padded sentences PyTorch's does as well."""
+        return False
+
+    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+        """Not offered."""
+        raise NotImplementedError
+
+    def suits_turning(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
+        """Not offered."""
+        return False
+
+    def turn(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+        """Not offered."""
+        raise NotImplementedError
+
+    def suits_squares(self, matrices: Tensor) -> bool:  # noqa: ARG002
+        """The library's products are as fast."""
+        return False
+
+    def multiply_symmetric(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        """Not offered."""
+        raise NotImplementedError
+
+    def multiply_mixed(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+        """Not offered."""
+        raise NotImplementedError
