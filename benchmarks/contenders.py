@@ -34,6 +34,10 @@ class Worker:
             env={**os.environ, "OMP_NUM_THREADS": str(plan.threads), **environment},
             text=True,
         )
+        self.runs = False
+
+    def wait(self) -> None:
+        """Until it has opened its model, or cannot."""
         self.runs = self._read() is not None
 
     def run(self, order: Order) -> dict[str, Any] | None:
@@ -75,6 +79,11 @@ def start_workers(
         own = plan._replace(folder=folder, form=contender.form)
         workers.append(Worker(contender, own, interpreter, environment))
         stack.callback(workers[-1].close)
+        if plan.device == "cpu":
+            workers[-1].wait()
+    for worker in workers:
+        if plan.device != "cpu":  # where starting is slow, and all can start beside one another
+            worker.wait()
     return workers
 
 

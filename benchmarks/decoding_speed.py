@@ -139,10 +139,10 @@ def train_once(folder: Path, options: list[str], settings: dict[str, int]) -> Pa
 
 def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path | None:
     """The model by CTranslate2's own converter of Hugging Face's folders; None where the peers' Python lacks it."""
-    converter = python.with_name("ct2-transformers-converter")
-    if not converter.exists():
+    converter = [str(python), "-c", "from ctranslate2.converters.transformers import main; main()"]
+    if subprocess.run([*converter, "--help"], check=False, capture_output=True).returncode:
         return None
-    command = [str(converter), "--model", str(folder), "--output_dir", str(out), "--force"]
+    command = [*converter, "--model", str(folder), "--output_dir", str(out), "--force"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out
 

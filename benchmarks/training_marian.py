@@ -65,12 +65,8 @@ def main() -> None:
         optimizer.zero_grad()
         loss.item()
 
-    serve(
-        work,
-        pairs,
-        step,
-        Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated) if kind == "cuda" else PROCESSOR,
-    )
+    gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
+    serve(work, pairs, step, gpu if kind == "cuda" else PROCESSOR)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> None:
             tokens += loss.tokens
         optimizer.step(tokens, RATE)
 
-    gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated)
+    gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
     kernels = kernels_of_training(work.kernels or choose_kernels(work.device, work.threads).value, work.device)
     with training_with(kernels):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)

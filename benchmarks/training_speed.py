@@ -75,6 +75,7 @@ SIZES = {
     "base": Size("base", 6, 512, 2048, 8, 0.1, 25_000, 32_000, paper_steps=100_000),
     "big": Size("big", 6, 1024, 4096, 16, 0.3, 25_000, 32_000, ceiling_bar=0.5, paper_steps=300_000),
 }
+BEHIND = 1.4  # times the speed of an engine's best form
 SIZES_OF = {"cpu": ("512", "128"), "cuda": ("base", "big")}
 
 
@@ -129,6 +130,9 @@ class Worker:
             env={**os.environ, **environment},
             text=True,
         )
+
+    def wait(self) -> None:
+        """Until it has made its model."""
         self._read()
 
     def run(self, steps: int) -> dict[str, Any]:
@@ -213,13 +217,41 @@ def measure(
     for _ in range(rounds):
         for contender in found:
             worker = Worker(contender, work, environment)
-            # Plans of the library are made here, and on a GPU programs for the kinds of batches that there are.
-            warm = 1 if work.device == "cpu" else 24
-            each = min(worker.run(warm)["seconds"] / warm for _ in range(2))
-            steps = max(1, round(seconds / each))
-            answers.setdefault(contender.name, []).append(worker.run(steps))
+            worker.wait()
+            answers.setdefault(contender.name, []).append(_turn(worker, seconds, warm=1))
             worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}
+
+
+def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds: float) -> dict[str, Measured]:
+    """The same with all processes from the beginning on: there is room for their weights, and each gives back the rest.
+
+    A form of Marian that is far behind its best in the first round is not asked again.
+    """
+    answers: dict[str, list[dict[str, Any]]] = {}
+    workers = [Worker(contender, work, {}) for contender in found]
+    for worker in workers:
+        worker.wait()
+    running = workers
+    for _ in range(rounds):
+        for worker in running:
+            answers.setdefault(worker.contender.name, []).append(_turn(worker, seconds, warm=4))
+        rates = {name: _medians(rows).target_rate for name, rows in answers.items()}
+        least = max(rate for name, rate in rates.items() if name.startswith("Marian")) / BEHIND
+        running = [
+            worker
+            for worker in running
+            if worker.contender.script == "training_ours.py" or rates[worker.contender.name] >= least
+        ]
+    for worker in workers:
+        worker.close()
+    return {name: _medians(rows) for name, rows in answers.items()}
+
+
+def _turn(worker: Worker, seconds: float, *, warm: int) -> dict[str, Any]:
+    """What about so many seconds gave, after steps in which plans and programs are made."""
+    each = min(worker.run(warm)["seconds"] / warm for _ in range(2))
+    return worker.run(max(1, round(seconds / each)))
 
 
 def _medians(rows: list[dict[str, Any]]) -> Measured:
@@ -291,6 +323,15 @@ def hours_rows(size: Size, ours: Measured) -> list[Row]:
     return [Row(f"training, {size.name}, the paper's {size.paper_steps:,} steps", hours, "hours")]
 
 
+def peak_row(size: Size, measured: dict[str, Measured]) -> Row:
+    """The GPU's memory beside that of the leanest form of Marian that keeps its updates."""
+    peaks = {name: m.peak_bytes / 2**30 for name, m in measured.items() if "pure" not in name}
+    least = min((name for name in peaks if name.startswith("Marian")), key=lambda name: peaks[name])
+    ours = peaks["transduce"]
+    name = f"peak memory of the GPU, {size.name}"
+    return Row(name, ours, "GiB", peer=least, peer_value=peaks[least], ratio=ours / peaks[least])
+
+
 def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool) -> list[Row]:
     """Peak memory with a vocabulary of 32,000."""
     vocabulary_size = 8_000 if quick else 32_000
@@ -301,6 +342,7 @@ def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool)
     peaks: dict[str, int] = {}
     for contender in found:
         worker = Worker(contender, work, {})
+        worker.wait()
         peaks[contender.name] = worker.run(1 if quick else 8)["peak_bytes"]
         worker.close()
     least = min((name for name in peaks if name.startswith("Marian")), key=lambda name: peaks[name])
@@ -327,6 +369,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=12.0, help="a contender and round, about")
     options.add_argument("--skip", nargs="*", choices=("speed", "joeynmt", "bf16", "memory", "ceiling"), default=[])
+    options.add_argument("--keep", type=Path, help="where batches are kept, and found again by another run")
     options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
     said = options.parse_args()
     print(machine(), file=sys.stderr)
@@ -334,7 +377,8 @@ def main() -> int:
     rounds, seconds = (2, 2.0) if said.quick else (said.rounds, said.seconds)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+        folder = said.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
         sizes = [] if "speed" in said.skip else said.size or SIZES_OF[said.device]
         for isa, name in itertools.product(said.isa, sizes):
             size = SIZES[name]
@@ -342,12 +386,19 @@ def main() -> int:
             work = make_work(size, batches, size.vocabulary_size, here)
             joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
             found = contenders(joeynmt=joeynmt, kernels=said.device == "cpu", bf16="bf16" not in said.skip)
-            measured = measure(found, work, rounds, seconds, ISA[isa])
-            rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
+            on_gpu = said.device == "cuda"
+            measured = (
+                measure_on_gpu(found, work, rounds, seconds)
+                if on_gpu
+                else measure(found, work, rounds, seconds, ISA[isa])
+            )
+            rows += speed_rows(size, isa, measured, on_gpu=on_gpu, judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)
                 rows.append(ceiling_row(size, work, measured["transduce"], best, judged=not said.quick))
             rows += hours_rows(size, measured["transduce"])
+            if on_gpu:
+                rows.append(peak_row(size, measured))
         if said.device == "cpu" and "memory" not in said.skip:
             rows += memory_rows(folder, here, bf16="bf16" not in said.skip, quick=said.quick)
     return report(rows, said.json)

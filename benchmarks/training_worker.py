@@ -53,6 +53,8 @@ class Device(NamedTuple):
 
     wait: Callable[[], object]
     peak_bytes: Callable[[], int]
+    release: Callable[[], object] = lambda: None
+    """Gives back memory that is not in use: others take their turn."""
 
 
 def processor_peak() -> int:
@@ -77,15 +79,15 @@ def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], 
             tokens += int((target != work.pad_id).sum())
             position += 1
         device.wait()
-        _say(
-            {
-                "seconds": time.monotonic() - started_at,
-                "processor_seconds": time.process_time() - processor_at,
-                "target_tokens": tokens,
-                "source_tokens": source_tokens,
-                "peak_bytes": device.peak_bytes(),
-            }
-        )
+        answer = {
+            "seconds": time.monotonic() - started_at,
+            "processor_seconds": time.process_time() - processor_at,
+            "target_tokens": tokens,
+            "source_tokens": source_tokens,
+            "peak_bytes": device.peak_bytes(),
+        }
+        device.release()
+        _say(answer)
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -92,13 +92,21 @@ class LearnedPositions(nn.Module):
             TransduceError: the sequence is longer than the table.
         """
         needed = _end(x, positions, end)
+        self.check(needed)
+        first = self.offset
+        return x + (self.weight[first : first + needed] if positions is None else self.weight[positions + first])
+
+    def check(self, needed: int) -> None:
+        """Whether there are so many positions.
+
+        Raises:
+            TransduceError: the sequence is longer than the table.
+        """
         if needed > self.length:
             raise TransduceError(
                 f"The model's learned positions end at {self.length} pieces (`model.max_positions`), but a sequence "
                 f"has {needed}: shorten the input or the longest output."
             )
-        first = self.offset
-        return x + (self.weight[first : first + needed] if positions is None else self.weight[positions + first])
 
 
 class NoPositions(nn.Module):

@@ -9,20 +9,18 @@ from torch import Tensor
 
 from transduce.model.gpu.programs import cached_attention as programs
 
-MOST_HYPOTHESES = 64
 _BLOCK = 64  # cached positions at a time
 
 
-def attend_cached(query: Tensor, cache: Tensor, length: int, allowed: Tensor | None, num_heads: int) -> Tensor:
-    """Equation (1) for the newest pieces, which look at themselves too where they bring keys and values.
+def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, allowed: Tensor | None, num_heads: int) -> Tensor:
+    """Equation (1) for the newest pieces, each of which looks at itself too where it brings keys and values.
 
     Args:
         query: queries, (B, W, H × K); or queries, keys and values, (B, W, 3 × H × K), of which the last two are put
-            into the cache, after what is there.
-        cache: keys and values, (B, room, 2 × H × K); contiguous but for the sentences.
-        length: L, how many of them there are.
-        allowed: what each hypothesis may look at, bool, (B, W or 1, L), or with its own, (B, W or 1, L + W); None: at
-            all.
+            into the cache, after what is there. Contiguous.
+        cache: keys and values, (B, room, 2 × H × K), contiguous but for the sentences.
+        length: L, how many of them there are; or where that stands, a tensor of one number.
+        allowed: which of these each hypothesis may look at, bool, (B, W or 1, at least L); None: at all.
         num_heads: H.
 
     Returns:
@@ -37,6 +35,7 @@ def attend_cached(query: Tensor, cache: Tensor, length: int, allowed: Tensor | N
     programs.attend_cached[(num_heads, sentences)](
         query, cache, mask, out, length, width, inner, columns, cache.stride(0), mask.stride(0), row_stride,
         (inner // num_heads) ** -0.5,
-        columns > inner, allowed is not None, rows, _BLOCK, inner // num_heads, num_warps=1 if rows == 16 else 4,
+        isinstance(length, Tensor), columns > inner, allowed is not None,
+        rows, _BLOCK, inner // num_heads, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip
     return out

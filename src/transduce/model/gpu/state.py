@@ -1,33 +1,29 @@
-"""Decoding on a GPU with few operations, which is what a step there takes time for: the same function as `MemoryState`.
+"""Decoding on a GPU, where a step takes as long as its operations take to be launched: the same as `MemoryState`.
 
-What the modules of a decoder layer do is written out once more. `supports` says for which models.
-Legend: B sentences, W hypotheses of each, S source length, L cached positions, D model width, H heads, K width of a
-head.
+`supports` says for which models.
+Legend: B sentences in the rooms, N of them that are still decoded, W hypotheses of each, S source length, D model
+width.
 """
 
+import weakref
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.model.attention import AttentionTrace
-from transduce.model.feed_forward import FeedForward
-from transduce.model.gpu.cached_attention import MOST_HYPOTHESES, attend_cached
-from transduce.model.gpu.norms import add_and_norm
-from transduce.model.layers import DecoderLayer, Residual
-from transduce.model.norms import LayerNorm, RMSNorm
-from transduce.model.stack import each_layer
-from transduce.model.state import Ancestry
+from transduce.model.gpu.recorded import RecordedStep, Size, give_back, layers_of, take_step
+from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import Transformer
 
 _KINDS = (torch.bfloat16, torch.float32)
-_FIRST_ROOM = 64  # positions
 _MOST_COLUMNS = 8192
+_FIRST_STEPS, _LARGEST_FIRST_ROOM = 64, 256
+_SOURCE_MULTIPLE = 8
 
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Whether a model's decoder is of the bricks that are written out here."""
+    """Whether a model's decoder is of the bricks that `step.py` writes out."""
     if not isinstance(model, Transformer) or model.training or not model.can_be_packed:
         return False
     config = model.config
@@ -36,7 +32,6 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
         model.source_weight.dtype in _KINDS
         and config.norm != "batch"
         and config.norm_order != "sandwich"
-        and config.norm_epsilon is not None
         and width == config.value_width
         and config.num_key_value_heads in (None, config.num_heads)
         and width in (16, 32, 64, 128)
@@ -44,113 +39,114 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
     )
 
 
-class _Layer:
-    """A decoder layer's matrices, the memory attention's in two."""
-
-    def __init__(self, layer: DecoderLayer) -> None:
-        own, memory = layer.self_attention, layer.memory_attention
-        self.project, self.output = own.projection, own.output
-        rows = (memory.widths[0], sum(memory.widths[1:]))
-        weight, bias = memory.projection.weight, memory.projection.bias
-        biases = (None, None) if bias is None else bias.split(rows)
-        (self.query, self.query_bias), (self.key_value, self.key_value_bias) = zip(
-            weight.split(rows), biases, strict=True
-        )
-        self.memory_output = memory.output
-        self.feed_forward = layer.feed_forward
-        self.residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
-
-
 class GpuState:
     """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encodes source_ids (B, S)."""
+        """Encodes source_ids (N, S)."""
         memory, mask = model.encode(source_ids)
-        self.model = model
-        self.heads = model.config.num_heads
-        layers = each_layer(model.decoder_layers, model.config.num_decoder_layers)
-        self.layers = [_Layer(layer) for layer in layers if isinstance(layer, DecoderLayer)]
-        each = [F.linear(memory, layer.key_value, layer.key_value_bias) for layer in self.layers]
-        self.memory = torch.stack(each)  # (layers, B, S, 2 × H × K)
-        self.present = mask.allowed[:, 0]  # (B, 1, S)
-        self.past = memory.new_empty(len(each), len(source_ids), _FIRST_ROOM, self.memory.shape[-1])
-        self.length = self.position = 0
-        self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
+        count, length = source_ids.shape
+        self._model, self._layers = model, layers_of(model)
+        source = -(-length // _SOURCE_MULTIPLE) * _SOURCE_MULTIPLE
+        size = Size(_as_many(count), 1, source, _FIRST_STEPS)
+        step = take_step(model, self._layers, size)
+        for layer, room in zip(self._layers, step.memory, strict=True):
+            room[:count, :length] = layer.keys_and_values(memory)
+        step.present.zero_()
+        step.present[:count, :, :length] = mask.allowed[:, 0]
+        step.length.zero_()
+        step.position.zero_()
+        self._held = [step]  # a list, for whoever gives it back when this state is gone
+        weakref.finalize(self, _give_back, weakref.ref(model), self._held).atexit = False
+        self._slots = torch.arange(count, device=source_ids.device)  # (N,), of those still decoded
+        self._length = self._position = 0
+        # Which cached positions each hypothesis descends from, where the step's own mask does not say it: (N, W, L), or
+        # all.
+        self._ancestors: Tensor | None = None
+        self._sees_all = True
 
     def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
-        if trace is not None or pieces.shape[1] > MOST_HYPOTHESES:
-            raise ValueError("attention weights, or so many hypotheses, are for the model's own state")
-        model, width = self.model, pieces.shape[1]
-        mask = self.ancestry.extend(width)
-        allowed = None if mask is None else mask.allowed[:, 0]  # (B, W, L + W)
-        self._make_room(width)
-        position = torch.full((1,), self.position, device=pieces.device)
-        x = model.target_embedding(pieces, model.target_weight, position, end=self.position + 1)
-        chain = _Chain(x, [residual for layer in self.layers for residual in layer.residuals], model.decoder_norm)
-        for layer, past, memory in zip(self.layers, self.past, self.memory, strict=True):
-            projected = layer.project(chain.next)
-            chain.add(layer.output(attend_cached(projected, past, self.length, allowed, self.heads)))
-            query = F.linear(chain.next, layer.query, layer.query_bias)
-            found = attend_cached(query, memory, memory.shape[1], self.present, self.heads)
-            chain.add(layer.memory_output(found))
-            chain.add(_feed_forward(layer.feed_forward, chain.next))
-        self.length += width
-        self.position += 1
-        return model.finish(chain.next)
+        """The last layer after each hypothesis' newest piece, (N, W) to (N, W, D)."""
+        if trace is not None:
+            raise ValueError("attention weights are not kept here: use the model's own state")
+        positions, width = self._model.target_embedding.positions, pieces.shape[1]
+        if isinstance(positions, LearnedPositions):
+            positions.check(self._position + 1)
+        step = self._find_rooms(width)
+        step.pieces.index_copy_(0, self._slots, pieces)
+        out = step.run().index_select(0, self._slots)
+        self._sees_all = self._sees_all and width == 1
+        self._length += width
+        self._position += 1
+        return out
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis w now continues what was hypothesis parents[b, w]."""
-        self.ancestry.reorder(parents)
+        if self._sees_all:
+            return
+        allowed = self._held[0].allowed
+        assert allowed is not None
+        known = (
+            allowed.index_select(0, self._slots)[:, :, : self._length] if self._ancestors is None else self._ancestors
+        )
+        moved = known.gather(1, parents[..., None].expand(-1, -1, self._length))
+        if parents.shape[1] == allowed.shape[1]:
+            allowed[self._slots, :, : self._length] = moved
+            self._ancestors = None
+        else:
+            self._ancestors = moved
 
     def keep_sentences(self, rows: Tensor) -> None:
         """The other sentences leave the batch."""
-        self.past, self.memory = self.past.index_select(1, rows), self.memory.index_select(1, rows)
-        self.present = self.present.index_select(0, rows)
-        self.ancestry.keep_sentences(rows)
+        self._slots = self._slots.index_select(0, rows)
+        if self._ancestors is not None:
+            self._ancestors = self._ancestors.index_select(0, rows)
 
-    def _make_room(self, positions: int) -> None:
-        if self.length + positions > self.past.shape[2]:
-            layers, sentences, _, columns = self.past.shape
-            room = self.past.new_empty(layers, sentences, 2 * (self.length + positions), columns)
-            room[:, :, : self.length] = self.past[:, :, : self.length]
-            self.past = room
+    def _find_rooms(self, width: int) -> RecordedStep:
+        """Those at hand, or others that fit: for more hypotheses, more positions, or half as many sentences."""
+        step = self._held[0]
+        size, needed = step.size, self._length + width
+        room = size.room if width == size.hypotheses else max(size.room, min(_LARGEST_FIRST_ROOM, _FIRST_STEPS * width))
+        while room < needed:
+            room *= 2
+        wanted = Size(_as_many(len(self._slots)), width, size.source, room)
+        if wanted == size or (
+            wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences
+        ):
+            return step
+        found = take_step(self._model, self._layers, wanted)
+        self._move(step, found)
+        self._held[0] = found
+        give_back(self._model, step)
+        return found
+
+    def _move(self, old: RecordedStep, new: RecordedStep) -> None:
+        count, length, slots = len(self._slots), self._length, self._slots
+        new.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
+        new.memory[:, :count] = old.memory.index_select(1, slots)
+        new.present.zero_()
+        new.present[:count] = old.present.index_select(0, slots)
+        new.length.copy_(old.length)
+        new.position.copy_(old.position)
+        if new.allowed is not None:
+            new.allowed.zero_()
+            if self._ancestors is not None:
+                new.allowed[:count, :, :length] = self._ancestors
+            elif self._sees_all or old.allowed is None:
+                new.allowed[:count, :, :length] = True
+            else:
+                new.allowed[:count, :, :length] = old.allowed.index_select(0, slots)[:, :, :length]
+        self._ancestors = None
+        self._slots = torch.arange(count, device=slots.device)
 
 
-class _Chain:
-    """What goes from one sub-layer to the next: a sum, and its norm, made together."""
-
-    def __init__(self, x: Tensor, residuals: list[Residual], last: nn.Module) -> None:
-        befores = [*(residual.norm_before for residual in residuals), last]
-        self._norms = iter(zip((residual.norm_after for residual in residuals), befores[1:], strict=True))
-        self._sum = x
-        self.next = befores[0](x)  # the input of the next sub-layer
-
-    def add(self, y: Tensor) -> None:
-        """A sub-layer's output is added, and normalised as the model's order has it."""
-        after, before = next(self._norms)
-        if isinstance(after, LayerNorm | RMSNorm):  # post-norm
-            _, self._sum = _add_and_norm(self._sum, y, after)
-            self.next = before(self._sum)
-        elif isinstance(before, LayerNorm | RMSNorm):
-            self._sum, self.next = _add_and_norm(self._sum, y, before)
-        else:
-            self._sum = self.next = self._sum + y
+def _as_many(sentences: int) -> int:
+    """Rooms for so many: a power of two, or one and a half times one, so that few sizes are recorded."""
+    power = 1 << max(0, sentences - 1).bit_length()
+    return power * 3 // 4 if sentences <= power * 3 // 4 and power >= 4 else power
 
 
-def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    assert norm.eps is not None
-    bias = norm.bias if isinstance(norm, LayerNorm) else None
-    if isinstance(norm, LayerNorm) and bias is None:
-        total = x + y
-        return total, norm(total)
-    return add_and_norm(x, y, norm.weight, bias, norm.eps)
-
-
-def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
-        return layer(x)  # type: ignore[no-any-return]
-    flat = x.flatten(0, 1)
-    hidden = torch._addmm_activation(layer.inner.bias, flat, layer.inner.weight.t())
-    return layer.outer(hidden).view_as(x)  # type: ignore[no-any-return]
+def _give_back(model: "weakref.ref[Transformer]", held: list[RecordedStep]) -> None:
+    known = model()
+    if known is not None:
+        give_back(known, held[0])

@@ -23,9 +23,17 @@ def _take_in(scores, v, greatest, total, found):
 def attend_cached(
     query, cache, allowed, out, length, width, inner,
     query_stride, sentence_stride, mask_stride, mask_row_stride, scale,
-    APPENDS: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    COUNTED: tl.constexpr, APPENDS: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """With COUNTED, the length stands in the GPU's memory, so that one recorded step serves every length.
+
+    With APPENDS, keys and values stand behind each query. They are written behind what is cached, and each query sees
+    its own alone.
+    """
     head, sentence = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if COUNTED:
+        length = tl.load(length).to(tl.int32)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     exist = (rows < width)[:, None]
     own = query + (sentence * width + rows)[:, None] * query_stride + head * WIDTH + lanes[None, :]
@@ -55,10 +63,7 @@ def attend_cached(
         tl.store(place, k, mask=exist)
         tl.store(place + inner, v, mask=exist)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
-        if MASKED:
-            seen = tl.load(visible + length + rows[None, :], mask=exist & (rows < width)[None, :], other=1)
-            scores = tl.where(seen != 0, scores, _HIDDEN)
-        scores = tl.where((rows < width)[None, :], scores, float("-inf"))
+        scores = tl.where(rows[:, None] == rows[None, :], scores, float("-inf"))
         greatest, total, found = _take_in(scores, v, greatest, total, found)
     place = out + (sentence * width + rows)[:, None] * inner + head * WIDTH + lanes[None, :]
     tl.store(place, (found / total[:, None]).to(out.dtype.element_ty), mask=exist)

@@ -1,0 +1,161 @@
+"""A step of decoding that was recorded once and is played again, as a GPU does it: no operation is launched by itself.
+
+What is recorded reads and writes at fixed places, for a fixed number of sentences and hypotheses. So a step has rooms
+of its own, which the next batch of like size moves into.
+Legend: B sentences, W hypotheses of each, S source length, D model width.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from transduce.model.gpu.step import Caches, StepLayer, run_layers
+from transduce.model.layers import DecoderLayer
+from transduce.model.positions import LearnedPositions
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+_MOST_SHARE = 0.1  # of the GPU's memory, for rooms that nobody is in
+_MOST_ROOMS = 32
+
+
+class Size(NamedTuple):
+    """Of a recorded step."""
+
+    sentences: int
+    hypotheses: int
+    source: int
+    room: int
+    """Cached positions at most, W of them a step."""
+
+
+class RecordedStep(Caches):
+    """Its rooms, and what happens in them."""
+
+    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: Size) -> None:
+        """Empty rooms; all that is in them is finite, for what is hidden counts nothing times it."""
+        weight = model.target_weight
+        columns = 2 * model.config.num_heads * model.config.key_width
+        device, several = weight.device, size.hypotheses > 1
+        # Rooms do not keep the model alive.
+        self.size, self._model, self.layers = size, weakref.ref(model), layers
+        self.past = weight.new_zeros(len(layers), size.sentences, size.room, columns)
+        self.memory = weight.new_zeros(len(layers), size.sentences, size.source, columns)
+        self.present = torch.zeros(size.sentences, 1, size.source, dtype=torch.bool, device=device)
+        rooms = (size.sentences, size.hypotheses, size.room)
+        self.allowed = torch.zeros(rooms, dtype=torch.bool, device=device) if several else None
+        self.length = torch.zeros(1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.pieces = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
+        self._columns = torch.arange(size.hypotheses, device=device)
+        self._itself = torch.eye(size.hypotheses, dtype=torch.bool, device=device)
+        self._out: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._ran = False
+        self._table: Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of its rooms."""
+        return self.past.nbytes + self.memory.nbytes
+
+    def run(self) -> Tensor:
+        """One step for `pieces`, (B, W, D); it stands where the next step's will."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif not self._ran or self.past.device.type != "cuda":
+            self._compute()  # once in vain for the recording, which must find everything ready
+            self._ran = True
+        else:
+            self._record()
+        assert self._out is not None
+        return self._out
+
+    def _record(self) -> None:
+        stream = torch.cuda.Stream(self.past.device)
+        stream.wait_stream(torch.cuda.current_stream(self.past.device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._compute()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(self.past.device).wait_stream(stream)
+        graph.replay()
+        self._graph = graph
+
+    def _compute(self) -> None:
+        model = self._model()
+        assert model is not None
+        embedding, positions = model.target_embedding, model.target_embedding.positions
+        most = positions.length if isinstance(positions, LearnedPositions) else self.size.room
+        x = embedding(self.pieces, model.target_weight, self.position, end=min(self.size.room, most))
+        # One that grows is made anew; what was recorded goes on reading this one.
+        self._table = getattr(positions, "table", None)
+        self._out = model.finish(run_layers(self.layers, model.decoder_norm, x, self))
+        if self.allowed is not None:
+            columns = self.length + self._columns
+            self.allowed.index_copy_(2, columns, self._itself.expand(self.size.sentences, -1, -1))
+        self.length.add_(self.size.hypotheses)
+        self.position.add_(1)
+
+
+class _Rooms:
+    """Of one model, those that nobody is in; the ones used last stand last."""
+
+    def __init__(self) -> None:
+        self.layers: list[StepLayer] = []
+        self.places: tuple[int, ...] = ()
+        self.free: list[RecordedStep] = []
+
+
+_ROOMS: WeakKeyDictionary[Transformer, _Rooms] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def layers_of(model: Transformer) -> list[StepLayer]:
+    """The decoder's layers; rooms in which weights were recorded that stand elsewhere now are given up."""
+    places = tuple(parameter.data_ptr() for parameter in model.parameters())
+    with _LOCK:
+        rooms = _ROOMS.setdefault(model, _Rooms())
+        if rooms.places != places:
+            layers = each_layer(model.decoder_layers, model.config.num_decoder_layers)
+            rooms.layers = [StepLayer(layer) for layer in layers if isinstance(layer, DecoderLayer)]
+            rooms.places, rooms.free = places, []
+        return rooms.layers
+
+
+def take_step(model: Transformer, layers: Sequence[StepLayer], size: Size) -> RecordedStep:
+    """Rooms of this size: used ones, if any are free."""
+    with _LOCK:
+        free = _ROOMS[model].free if model in _ROOMS else []
+        for number, step in enumerate(free):
+            if step.size == size and step.layers is layers:
+                return free.pop(number)
+    with torch.inference_mode(mode=False), torch.no_grad():  # for whatever mode comes next
+        return RecordedStep(model, layers, size)
+
+
+def give_back(model: Transformer, step: RecordedStep) -> None:
+    """Nobody is in these any more."""
+    with _LOCK, contextlib.suppress(KeyError):
+        rooms = _ROOMS[model]
+        if step.layers is not rooms.layers:
+            return
+        rooms.free.append(step)
+        most = _most_bytes(step.past.device)
+        while len(rooms.free) > _MOST_ROOMS or sum(each.bytes for each in rooms.free) > most:
+            rooms.free.pop(0)
+
+
+def _most_bytes(device: torch.device) -> float:
+    if device.type != "cuda":
+        return float(1 << 28)
+    return _MOST_SHARE * torch.cuda.get_device_properties(device).total_memory
