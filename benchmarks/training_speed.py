@@ -90,7 +90,7 @@ class Contender(NamedTuple):
     kernels: Literal["native", "torch"] | None = None
 
 
-def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True) -> list[Contender]:
+def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True, fp32: bool = True) -> list[Contender]:
     """Ours as it chooses by itself, but with the peers' optimiser, and the peers in every form."""
     found = [
         Contender("transduce", "training_ours.py", CHOSEN),
@@ -100,7 +100,7 @@ def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True) -> li
         found.append(Contender(OURS_BY_LIBRARY, "training_ours.py", CHOSEN, kernels="torch"))
     if joeynmt:
         found.append(Contender("JoeyNMT", "training_joeynmt.py", "fp32"))
-    precisions = ("fp32", "bf16") if bf16 else ("fp32",)
+    precisions = [name for name, wanted in (("fp32", fp32), ("bf16", bf16)) if wanted]
     forms = [(precision, attention) for precision in precisions for attention in ("sdpa", "eager")]
     forms += [("pure-bf16", "eager")] if bf16 else []
     return [*found, *(Contender(f"Marian {p} {a}", "training_marian.py", p, a) for p, a in forms)]
@@ -384,20 +384,20 @@ def main() -> int:
             size = SIZES[name]
             batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
-            joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-            found = contenders(joeynmt=joeynmt, kernels=said.device == "cpu", bf16="bf16" not in said.skip)
-            on_gpu = said.device == "cuda"
-            measured = (
-                measure_on_gpu(found, work, rounds, seconds)
-                if on_gpu
-                else measure(found, work, rounds, seconds, ISA[isa])
-            )
-            rows += speed_rows(size, isa, measured, on_gpu=on_gpu, judged=not said.quick)
+            if said.device == "cuda":
+                # The units for matrix products do not take float32 as it is.
+                found = contenders(joeynmt=False, fp32=False)
+                measured = measure_on_gpu(found, work, rounds, seconds)
+            else:
+                joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
+                found = contenders(joeynmt=joeynmt, kernels=True, bf16="bf16" not in said.skip)
+                measured = measure(found, work, rounds, seconds, ISA[isa])
+            rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
             if isa == "all" and "ceiling" not in said.skip:
                 best = ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, here)
                 rows.append(ceiling_row(size, work, measured["transduce"], best, judged=not said.quick))
             rows += hours_rows(size, measured["transduce"])
-            if on_gpu:
+            if said.device == "cuda":
                 rows.append(peak_row(size, measured))
         if said.device == "cpu" and "memory" not in said.skip:
             rows += memory_rows(folder, here, bf16="bf16" not in said.skip, quick=said.quick)

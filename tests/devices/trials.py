@@ -1,9 +1,8 @@
-"""Run by test_pretend_gpu.py in processes of their own: trainings and uses of models, on the processor (`cpu`) or
-on the device that pretends (`cuda`). Reads jobs as JSON, and writes what came of each.
+"""Run by test_gpu.py in processes of their own: trainings and uses of models, on the processor (`cpu`), on a GPU
+(`cuda`), or on the device that pretends to be one (`pretend`). Reads jobs as JSON, and writes what came of each.
 """
 
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,8 +13,7 @@ import msgspec
 import numpy as np
 import pretend
 
-DEVICE = sys.argv[1]
-if DEVICE == "cuda" and not os.environ.get("TRANSDUCE_TRIAL_REAL"):
+if sys.argv[1] == "pretend":
     pretend.install()
 
 import transduce  # noqa: E402  (the device comes first)
@@ -23,7 +21,7 @@ from transduce.runtime.translator import load as load_translator  # noqa: E402
 from transduce.search.settings import SearchSettings  # noqa: E402
 
 Job = dict[str, Any]
-COMPUTING: dict[str, Any] = {"device": DEVICE, "threads": 1}
+COMPUTING: dict[str, Any] = {"device": "cpu" if sys.argv[1] == "cpu" else "cuda", "threads": 1}
 
 
 def train(job: Job) -> Any:

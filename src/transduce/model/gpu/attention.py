@@ -8,11 +8,11 @@ Legend: N rows of queries, M rows of keys, B sentences, H heads, K width of a he
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from transduce.model.config import ModelConfig
 from transduce.model.gpu.programs import attention as programs
+from transduce.model.gpu.sizes import power_of_2
 from transduce.model.packing import PackedMask, Packing
 
 LONGEST = 128  # pieces of a sentence: the scores of one head stay in registers
@@ -78,7 +78,7 @@ def _places(packing: Packing) -> tuple[Tensor, Tensor]:
 
 def _shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how large a sentence is taken to be."""
-    rows, columns = (max(16, triton.next_power_of_2(each.longest)) for each in (mask.queries, mask.keys))
+    rows, columns = (max(16, power_of_2(each.longest)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
     return (num_heads, len(mask.queries.starts)), options

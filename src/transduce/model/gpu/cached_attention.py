@@ -4,10 +4,10 @@ The cache is read where it lies, and the newest keys and values are written to i
 Legend: B sentences, W hypotheses of each, L cached positions, H heads, K width of a head.
 """
 
-import triton
 from torch import Tensor
 
 from transduce.model.gpu.programs import cached_attention as programs
+from transduce.model.gpu.sizes import power_of_2
 
 _BLOCK = 64  # cached positions at a time
 
@@ -29,7 +29,7 @@ def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, allowed: T
     sentences, width, columns = query.shape
     inner = cache.shape[2] // 2
     out = query.new_empty(sentences, width, inner)
-    rows = max(16, triton.next_power_of_2(width))
+    rows = max(16, power_of_2(width))
     mask = query if allowed is None else allowed
     row_stride = 0 if allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](

@@ -6,11 +6,11 @@ Legend: N rows, D columns.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from transduce.model.fused import sum_of_gradients
 from transduce.model.gpu.programs import norms as programs
+from transduce.model.gpu.sizes import ceil_div, power_of_2
 
 _PROGRAMS = 132 * 12  # that together go over all rows, where each adds up something of its own
 
@@ -36,7 +36,7 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
     count, width = x.numel() // x.shape[-1], x.shape[-1]
     rows, block, warps = _shape(width)
     shift, centered = (weight, False) if bias is None else (bias, True)
-    programs.add_and_norm[(triton.cdiv(count, rows),)](
+    programs.add_and_norm[(ceil_div(count, rows),)](
         x, y, weight, shift, total, out, count, width, epsilon, centered, rows, block, num_warps=warps
     )
     return total, out
@@ -54,7 +54,7 @@ class _ForkedNorm(torch.autograd.Function):
         means, roots = torch.empty(2, count, dtype=torch.float32, device=x.device)
         rows, block, warps = _shape(width)
         shift, centered = (weight, False) if bias is None else (bias, True)
-        programs.norm[(triton.cdiv(count, rows),)](
+        programs.norm[(ceil_div(count, rows),)](
             flat, weight, shift, out, means, roots, count, width, epsilon, centered, rows, block, num_warps=warps
         )
         ctx.save_for_backward(flat, weight, means, roots)
@@ -75,7 +75,7 @@ class _ForkedNorm(torch.autograd.Function):
         )
         rows, block, warps = _shape(width)
         kept, is_kept = (by_out, False) if by_kept is None else (by_kept.contiguous(), True)
-        programs.norm_back[(min(_PROGRAMS, triton.cdiv(count, rows)),)](
+        programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
             x, weight, by_out, kept, means, roots, by_x, by_weight, by_bias, count, width,
             ctx.centered, is_kept, rows, block, num_warps=warps,
         )  # fmt: skip
@@ -86,5 +86,5 @@ class _ForkedNorm(torch.autograd.Function):
 
 def _shape(width: int) -> tuple[int, int, int]:
     """Rows at a time, their width as a power of two, and warps: a row to a warp, or few, waits for no other warp."""
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     return max(1, 1024 // block), block, max(1, block // 1024)

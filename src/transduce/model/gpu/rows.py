@@ -7,10 +7,10 @@ Legend: N rows, D columns, V vocabulary.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from transduce.model.gpu.programs import rows as programs
+from transduce.model.gpu.sizes import ceil_div, power_of_2
 
 _EIGHTS = 256  # times 8 elements that a program of dropout takes
 _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: at a time, and in all, by one program
@@ -40,7 +40,7 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
     out, count = torch.empty_like(x), x.numel()
     base, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_of_256)
-    grid = (triton.cdiv(count, 8 * _EIGHTS),)
+    grid = (ceil_div(count, 8 * _EIGHTS),)
     programs.drop[grid](base, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, _EIGHTS)
     return out
 
@@ -66,22 +66,22 @@ def sum_rows(x: Tensor) -> Tensor:
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
     count, width = x.shape
-    grid = (triton.cdiv(width, _SUM_COLUMNS), triton.cdiv(count, _ROWS_EACH))
+    grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
     programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """See `fused.TrainingKernels`."""
     width = part.shape[-1]
-    block = min(1024, triton.next_power_of_2(width))
+    block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row
-    grid = (ids.numel(), triton.cdiv(width, block))
+    grid = (ids.numel(), ceil_div(width, block))
     programs.add_rows[grid](total, ids.contiguous(), part.contiguous(), factor, frozen, width, block)
 
 
 def softmax_(logits: Tensor) -> Tensor:
     """See `fused.TrainingKernels`."""
     normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    block = min(4096, triton.next_power_of_2(logits.shape[1]))
+    block = min(4096, power_of_2(logits.shape[1]))
     programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)
     return normalizers

@@ -1,11 +1,11 @@
 """An update of all parameters in one pass, on a GPU."""
 
 import torch
-import triton
 from torch import Tensor
 
 from transduce.model.fused import AdamNumbers, UpdatedVectors
 from transduce.model.gpu.programs import update as programs
+from transduce.model.gpu.sizes import ceil_div
 
 _BLOCK = 1024
 
@@ -32,7 +32,7 @@ def follow_update(vectors: UpdatedVectors, kept: float, move: Tensor | None = No
 
 
 def _programs(vector: Tensor) -> tuple[int]:
-    return (triton.cdiv(vector.numel(), _BLOCK),)
+    return (ceil_div(vector.numel(), _BLOCK),)
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:

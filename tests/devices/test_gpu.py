@@ -1,6 +1,5 @@
 """Training and search on a device that pretends to be a GPU: no tensor of the processor among its own, the results of
-the processor, and no more waiting than a GPU can afford. What a real one alone can show, its kernels and its speed, is
-not here.
+the processor, and no more waiting than a GPU can afford. Where there is a GPU, the same on that one, with its kernels.
 """
 
 import json
@@ -12,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 TRIALS = Path(__file__).parent / "trials.py"
 Jobs = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
+"""Of each device, and of each job."""
+DEVICES = ["pretend", pytest.param("cuda", marks=pytest.mark.gpu)]
+HERE = ["cpu", "pretend", *(["cuda"] if torch.cuda.is_available() else [])]
 WriteLines = Callable[[str, Iterable[str]], Path]
 
 # What a run of the toy corpus learns with; float32, so that it can be compared.
@@ -52,7 +56,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "generate": {"search": {"beam_size": 2, "generate": {}}},
 }
 # What such a search waits for: before it, in each step, and for each time that sentences leave, at most.
-WAITS = {"greedy": (1, 2, 4), "beam": (1, 3, 7), "coverage": (1, 9, 1), "greedy-prefix": (1, 3, 4)}
+WAITS = {"greedy": (1, 1, 2), "beam": (1, 2, 4), "coverage": (1, 6, 0), "greedy-prefix": (2, 1, 1)}
+# Where its steps are counted, by how many waits each.
+STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 
 
 def run_trials(jobs: Jobs, device: str, folder: Path) -> dict[str, Any]:
@@ -69,9 +75,17 @@ def run_trials(jobs: Jobs, device: str, folder: Path) -> dict[str, Any]:
     return results
 
 
-def result_of(results: dict[str, Any], name: str) -> Any:
-    assert "error" not in results[name], results[name].get("error")
-    return results[name]["result"]
+def result_of(results: Results, device: str, name: str) -> Any:
+    if device not in results:
+        pytest.skip("there is no GPU")
+    found = results[device][name]
+    assert "error" not in found, found.get("error")
+    return found["result"]
+
+
+def kernels_for(device: str) -> dict[str, str]:
+    """Those of the processor round otherwise; a GPU is to use its own."""
+    return {} if device == "cuda" else {"training.kernels": "torch"}
 
 
 def approximately(value: Any) -> Any:
@@ -87,13 +101,10 @@ def approximately(value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained_both(
-    toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every variant, trained for three steps on the processor and on the device."""
+def trained_everywhere(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Every variant, trained for three steps on the processor and on the devices."""
     settings = toy_settings | {
         "model.dropout": 0.0,
-        "training.kernels": "torch",
         "training.steps": 3,
         "training.validate_every": 3,
         "training.save_every": 3,
@@ -105,56 +116,60 @@ def trained_both(
     def results(device: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(device)
         jobs: Jobs = {
-            name: {"do": "train", "out": str(folder / name), "settings": settings | variant}
+            name: {"do": "train", "out": str(folder / name), "settings": settings | kernels_for(device) | variant}
             for name, variant in VARIANTS.items()
         }
         jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
         return run_trials(jobs, device, folder)
 
-    return results("cpu"), results("cuda")
+    return {device: results(device) for device in HERE}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*VARIANTS, "resumed"])
-def test_training_goes_as_on_the_processor(trained_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
-    expected, found = (result_of(results, name) for results in trained_both)
+def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: str, device: str) -> None:
+    expected, found = (result_of(trained_everywhere, each, name) for each in ("cpu", device))
     assert found == (
         {"step": 3, "best": pytest.approx(expected["best"], rel=0.02)} if name == "bf16" else approximately(expected)
     )
 
 
 @pytest.fixture(scope="module")
-def searched_both(
-    toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every search for some sentences with the trained model, on the processor and on the device."""
+def searched_everywhere(toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Every search for some sentences with the trained model, on the processor and on the devices."""
     folder = tmp_path_factory.mktemp("searches")
     sentences, translations = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:7] for side in ("zh", "en"))
     given = {"model": str(trained), "sentences": sentences}
     jobs: Jobs = {name: {"do": "translate", **given, **more} for name, more in SEARCHES.items()}
     jobs["stream"] = {"do": "stream", **given}
     jobs["score"] = {"do": "score", **given, "translations": translations}
-    return run_trials(jobs, "cpu", folder), run_trials(jobs, "cuda", folder)
+    return {device: run_trials(jobs, device, folder) for device in HERE}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*SEARCHES, "stream", "score"])
-def test_search_finds_what_the_processor_finds(searched_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
-    expected, found = (result_of(results, name) for results in searched_both)
+def test_search_finds_what_the_processor_finds(searched_everywhere: Results, name: str, device: str) -> None:
+    if device == "cuda" and name == "sampled":
+        pytest.skip("a GPU draws other numbers")
+    expected, found = (result_of(searched_everywhere, each, name) for each in ("cpu", device))
     assert found == approximately(expected)
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_search_seldom_waits_for_the_device(searched_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+def test_search_seldom_waits_for_the_device(searched_everywhere: Results, name: str) -> None:
     before, each_step, each_leaving = WAITS[name]
-    waits = searched_both[1][name]["waits"]
-    steps, sentences = waits["transduce/model/positions.py:forward"], 7
+    waits = searched_everywhere["pretend"][name]["waits"]
+    place, times = STEPS["greedy" if name.startswith("greedy") else "beam"]
+    steps, sentences = waits[f"transduce/search/{place}"] // times, 7
     assert 0 < steps <= sum(waits.values()) <= before + steps * each_step + sentences * each_leaving
 
 
 @pytest.mark.parametrize(("name", "most"), [("adam", 5), ("muon", 5), ("rotary", 5), ("window", 5), ("bf16", 5)])
 def test_a_step_of_training_waits_for_few_things(
-    trained_both: tuple[dict[str, Any], dict[str, Any]], name: str, most: int
+    trained_everywhere: Results, name: str, most: int
 ) -> None:
-    waits = {place: count for place, count in trained_both[1][name]["waits"].items() if "/training/" in place}
+    found = trained_everywhere["pretend"][name]["waits"]
+    waits = {place: count for place, count in found.items() if "/training/" in place}
     rare = ("training/checkpoint.py", "training/loop.py:_validate")
     often = {place: count for place, count in waits.items() if not any(each in place for each in rare)}
     # Three steps, the largest batch tried before them, and a validation after them.
@@ -165,7 +180,7 @@ def test_a_step_of_training_waits_for_few_things(
 
 SMALL = {
     "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 32, "model.d_ff": 64,
-    "model.num_heads": 2, "model.dropout": 0.0, "training.kernels": "torch", "training.steps": 3,
+    "model.num_heads": 2, "model.dropout": 0.0, "training.steps": 3,
     "training.batch_tokens": 256, "training.validate_every": 3, "training.save_every": 3, "training.precision": "fp32",
     "training.learning_rate": 0.005, "training.translate_dev": 4, "training.average_decay": 0.5,
 }  # fmt: skip
@@ -218,10 +233,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def tasks_both(
+def tasks_everywhere(
     sources: dict[str, Path], toy_settings: dict[str, Any], trained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every task, trained for three steps on the processor and on the device; the processor's models, used on both."""
+) -> Results:
+    """Every task, trained for three steps on the processor and on the devices; the processor's models, used on all."""
     used = tmp_path_factory.mktemp("tasks")
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
     lora = files | {"start_from": str(trained), "training.lora_rank": 4, "training.steps": 3}
@@ -230,7 +245,7 @@ def tasks_both(
         folder = used if device == "cpu" else tmp_path_factory.mktemp(device)
         jobs: Jobs = {}
         for name, (own, asked) in TASKS.items():
-            settings = SMALL | own | {"data.source": [str(sources[own["data.source"]])]}
+            settings = SMALL | kernels_for(device) | own | {"data.source": [str(sources[own["data.source"]])]}
             if own["task.kind"] != "time-series" and "tokenizer.kind" not in own:
                 settings["tokenizer.vocabulary_size"] = 310
             if stack := ONE_STACK.get(own["task.kind"]):
@@ -238,14 +253,15 @@ def tasks_both(
             jobs[name] = {"do": "train", "out": str(folder / name), "settings": settings}
             if asked:
                 jobs[f"{name}, used"] = {"do": "use", "model": str(used / name), **asked}
-        shared = {name: SMALL[name] for name in ("training.kernels", "training.translate_dev", "training.precision")}
+        shared = kernels_for(device) | {name: SMALL[name] for name in ("training.translate_dev", "training.precision")}
         jobs["lora"] = {"do": "train", "out": str(folder / "lora"), "settings": lora | shared | {"model.dropout": 0.0}}
         return run_trials(jobs, device, folder)
 
-    return results("cpu"), results("cuda")
+    return {device: results(device) for device in HERE}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*TASKS, *(f"{name}, used" for name, each in TASKS.items() if each[1]), "lora"])
-def test_other_tasks_go_as_on_the_processor(tasks_both: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
-    expected, found = (result_of(results, name) for results in tasks_both)
+def test_other_tasks_go_as_on_the_processor(tasks_everywhere: Results, name: str, device: str) -> None:
+    expected, found = (result_of(tasks_everywhere, each, name) for each in ("cpu", device))
     assert found == approximately(expected)
