@@ -165,9 +165,7 @@ def test_search_seldom_waits_for_the_device(searched_everywhere: Results, name: 
 
 
 @pytest.mark.parametrize(("name", "most"), [("adam", 5), ("muon", 5), ("rotary", 5), ("window", 5), ("bf16", 5)])
-def test_a_step_of_training_waits_for_few_things(
-    trained_everywhere: Results, name: str, most: int
-) -> None:
+def test_a_step_of_training_waits_for_few_things(trained_everywhere: Results, name: str, most: int) -> None:
     found = trained_everywhere["pretend"][name]["waits"]
     waits = {place: count for place, count in found.items() if "/training/" in place}
     rare = ("training/checkpoint.py", "training/loop.py:_validate")

@@ -16,9 +16,9 @@ import pretend
 if sys.argv[1] == "pretend":
     pretend.install()
 
-import transduce  # noqa: E402  (the device comes first)
-from transduce.runtime.translator import load as load_translator  # noqa: E402
-from transduce.search.settings import SearchSettings  # noqa: E402
+import transduce
+from transduce.runtime.translator import load as load_translator
+from transduce.search.settings import SearchSettings
 
 Job = dict[str, Any]
 COMPUTING: dict[str, Any] = {"device": "cpu" if sys.argv[1] == "cpu" else "cuda", "threads": 1}
