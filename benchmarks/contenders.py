@@ -100,9 +100,16 @@ def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
             if number == 1:
                 chosen[order] = _in_the_running(now)
             for worker, answer in now.items():
+                _tell(worker.contender, order, answer)
                 if answer and number:  # a form that this machine does not have ends its process
                     answers.setdefault((worker.contender, order), []).append(answer)
     return answers
+
+
+def _tell(contender: Contender, order: Order, answer: dict[str, Any] | None) -> None:
+    what = f"{contender.engine} {contender.form}, beam {order.beam_size}, batch {order.batch_size}"
+    rate = f"{answer['pieces'] / answer['seconds']:,.0f} pieces/s" if answer else "cannot"
+    print(f"... {what}: {rate}", file=sys.stderr, flush=True)
 
 
 def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool:

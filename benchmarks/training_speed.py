@@ -219,6 +219,7 @@ def measure(
             worker = Worker(contender, work, environment)
             worker.wait()
             answers.setdefault(contender.name, []).append(_turn(worker, seconds, warm=1))
+            _tell(contender, answers[contender.name][-1])
             worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}
 
@@ -236,6 +237,7 @@ def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds:
     for _ in range(rounds):
         for worker in running:
             answers.setdefault(worker.contender.name, []).append(_turn(worker, seconds, warm=4))
+            _tell(worker.contender, answers[worker.contender.name][-1])
         rates = {name: _medians(rows).target_rate for name, rows in answers.items()}
         least = max(rate for name, rate in rates.items() if name.startswith("Marian")) / BEHIND
         running = [
@@ -246,6 +248,11 @@ def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds:
     for worker in workers:
         worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}
+
+
+def _tell(contender: Contender, answer: dict[str, Any]) -> None:
+    rate = answer["target_tokens"] / answer["seconds"]
+    print(f"... {contender.name}: {rate:,.0f} target tokens/s", file=sys.stderr, flush=True)
 
 
 def _turn(worker: Worker, seconds: float, *, warm: int) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.model.fast import has_kernels, kernels_of_training
 from transduce.model.fused import training_kernels
+from transduce.model.gpu.available import why_no_triton
 from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels
+from transduce.training.settings import TrainingSettings
 
 
 def absent(_: str) -> str:
@@ -35,9 +37,35 @@ def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_kernels()
 
 
-def test_on_a_gpu() -> None:
-    assert choose_kernels("cuda", 1).value == "torch"
+def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.training.choices.why_no_triton", why_no_triton.__wrapped__)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert choose_kernels("cuda", 1) == Choice("torch", "the package triton is not installed")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert choose_kernels("cuda", 1).reason == "there is no C compiler for triton: install gcc"
+    monkeypatch.setattr("shutil.which", {"gcc": "/usr/bin/gcc"}.get)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/nowhere")
+    assert choose_kernels("cuda", 1).reason == "there is no Python.h for triton: install Python's headers"
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+    assert choose_kernels("cuda", 1) == Choice("torch", "ours are for GPUs since NVIDIA's Ampere")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
+    assert choose_kernels("cuda", 1).value == "native"
+    assert choose_kernels("cuda", 1, compiled=True).value == "torch"
+
+
+def test_pytorch_alone() -> None:
     assert kernels_of_training("torch", "cpu") is None
+    assert kernels_of_training("torch", "cuda") is None
+
+
+def test_compiled_layers_have_kernels_of_theirs() -> None:
+    wanted = "`training.compile` and `training.kernels` = native do not go together"
+    with pytest.raises(TransduceError, match=wanted):
+        TrainingSettings(compile=True, kernels="native")
 
 
 def test_said_where_there_are_none(

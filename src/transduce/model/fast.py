@@ -94,9 +94,6 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     return model.project if weight.shape[1] % MULTIPLE else BFloat16Vocabulary(weight, bias)
 
 
-_why_no_triton = cache(why_no_triton)
-
-
 @cache
 def _kernels_on(threads: int) -> bool:
     """`why_no_kernels` reads what is installed, which is too slow for every batch."""
@@ -140,7 +137,7 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
 
 def _start_on_gpu(model: EncoderDecoder, source_ids: Tensor) -> DecodingState | None:
     """A state of few operations, where there is a GPU with Triton."""
-    if source_ids.device.type != "cuda" or _why_no_triton() is not None:
+    if source_ids.device.type != "cuda" or why_no_triton(str(source_ids.device)) is not None:
         return None
     from transduce.model.gpu import state
 

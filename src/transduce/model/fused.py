@@ -86,8 +86,8 @@ class SquareProducts(Protocol):
 class PackedAttention(Protocol):
     """Attention among the sentences of a packed batch (`packing.py`)."""
 
-    def suits(self, config: ModelConfig, longest: int) -> bool:
-        """Whether `attend` takes the heads of such a model, over sentences of so many pieces at most."""
+    def suits(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+        """Whether `attend` takes the heads of a model with such weights, over sentences of so many pieces at most."""
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         """Scaled dot-product attention, equation (1), of all heads side by side.

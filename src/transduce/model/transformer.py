@@ -57,11 +57,13 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
     @property
     def can_be_packed(self) -> bool:
-        """Whether attention is the plain one, whose mask is all that it knows of where pieces stand."""
+        """Whether attention is the plain one, whose mask is all that it knows of where pieces stand; and no norm counts
+        positions.
+        """
         config = self.config
         plain = self.encoder_positions.is_plain and self.decoder_positions.is_plain
         score = build_score(config, num_heads=config.num_heads, d_k=config.key_width)
-        return plain and not config.attention_dropout and score is None
+        return plain and not config.attention_dropout and score is None and config.norm != "batch"
 
     def packed_hidden(self, batch: PackedBatch) -> Tensor:
         """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""

@@ -100,9 +100,7 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
             f"`training.momentum` ({said.momentum:g}) is Muon's, but `training.optimizer` is adam: leave it out, or "
             "set `training.beta1`."
         )
-    compiled = bool(said.compile)
-    choice = choose_kernels(machine.device, machine.threads, compiled=compiled)
-    if said.kernels == "native" and choice.value != "native":
+    if said.kernels == "native" and (choice := choose_kernels(machine.device, machine.threads)).value != "native":
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
@@ -163,7 +161,7 @@ def resolve_training(
             "training.label_smoothing", said.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
         ),
         precision=precision,
-        compile=_resolve_compile(said.compile, account),
+        compile=said.compile,
         kernels=_resolve_kernels(said, machine, account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
@@ -205,16 +203,10 @@ def _adapts_dropout(settings: Settings) -> bool:
     return {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if said is None else said
 
 
-def _resolve_compile(said: bool | None, account: Account) -> bool:
-    if said is None:
-        return False  # the rule, which is not worth a line of everybody's account
-    return account.take("training.compile", said, Choice(said, ""))  # type: ignore[no-any-return]
-
-
 def _resolve_kernels(said: TrainingSettings, machine: Machine, account: Account) -> Kernels:
     if said.kernels == "torch":
         return account.take("training.kernels", said.kernels, Choice(said.kernels, ""))  # type: ignore[no-any-return]
-    choice = choose_kernels(machine.device, machine.threads, compiled=bool(said.compile))
+    choice = choose_kernels(machine.device, machine.threads, compiled=said.compile)
     kernels: Kernels = account.take("training.kernels", said.kernels, choice)
     return kernels
 

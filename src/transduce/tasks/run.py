@@ -202,10 +202,9 @@ class Run:
             if kernels is None and before is not None:
                 kernels = before.kernels  # of a run that was begun when there was nothing to choose
             if kernels == "native":
-                compiled_too = bool(compiled)
-                kernels = choose_kernels(self.machine.device, self.machine.threads, compiled=compiled_too).value
+                kernels = choose_kernels(self.machine.device, self.machine.threads, compiled=compiled).value
         if "compile" not in said and compiled:
-            compiled = why_no_triton() is None and self.machine.device != "cpu"
+            compiled = self.machine.device != "cpu" and why_no_triton(self.machine.device) is None
         training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled)
         return msgspec.structs.replace(settings, training=training)
 

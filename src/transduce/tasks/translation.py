@@ -98,9 +98,9 @@ def _pack(model: Transformer, batch: Batch) -> PackedBatch | None:
     if packed is None or not model.can_be_packed:
         return None
     longest = max(longest_of(ids, config.pad_id) for ids in (batch.source, batch.target))
-    if not packed.suits(config, longest):
-        return None
     device = model.source_weight.device
+    if not packed.suits(config, longest, model.source_weight):
+        return None
     return pack(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, device=device)
 
 

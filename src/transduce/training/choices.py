@@ -339,7 +339,7 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
     if device != "cpu":
         if compiled:
             return Choice("torch", "compiled layers have kernels of theirs")
-        if (missing := why_no_triton()) is not None:
+        if (missing := why_no_triton(device)) is not None:
             return Choice("torch", missing)
         return Choice("native", "written for GPUs: fewer passes over what lies between the products, and no padding")
     obstacle = why_no_kernels(threads)

@@ -47,9 +47,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     clip_norm: float = 1.0
     label_smoothing: float | None = None
     precision: Precision | None = None
-    # Layers are compiled before training (on a GPU).
-    compile: bool | None = None
-    # What PyTorch takes several passes for is done in one (on a CPU): by machine code of our own, or not.
+    # Layers are compiled before training (on a GPU), in place of kernels of our own; takes a minute at the start.
+    compile: bool = False
+    # What PyTorch takes several passes for is done in one, by code of our own for this processor or GPU, or not.
     kernels: Kernels | None = None
     # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
     # fit. Otherwise each holds all.
@@ -144,6 +144,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.compile and self.sharded:
             raise TransduceError("`training.compile` and `training.sharded` do not go together: leave one of them out.")
+        if self.compile and self.kernels == "native":
+            raise TransduceError(
+                "`training.compile` and `training.kernels` = native do not go together, for compiled layers have "
+                "kernels of theirs: leave one of them out."
+            )
         if self.lora_rank and self.sharded:
             raise TransduceError(
                 f"`training.sharded` cuts the optimiser's state into parts, of which `training.lora_rank` "

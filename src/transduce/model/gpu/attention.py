@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.model.config import ModelConfig
 from transduce.model.gpu.programs import attention as programs
-from transduce.model.gpu.sizes import power_of_2
+from transduce.model.gpu.sizes import power_of_2, shared_bytes
 from transduce.model.packing import PackedMask, Packing
 
 LONGEST = 128  # pieces of a sentence: the scores of one head stay in registers
@@ -22,11 +22,15 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 class PackedHeads:
     """Implements `fused.PackedAttention`."""
 
-    def suits(self, config: ModelConfig, longest: int) -> bool:
-        """Where a head's scores fit into registers, and all heads are of one width, a power of two."""
+    def suits(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+        """Where what one head computes fits into a multiprocessor, and all heads are of one width, a power of two."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
-        return plain and longest <= LONGEST and LEAST_WIDTH <= width <= MOST_WIDTH and width & (width - 1) == 0
+        if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
+            return False
+        rows = max(16, power_of_2(longest))
+        # The backward pass multiplies four matrices of rows × width, and two of rows × rows.
+        return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         """See `fused.PackedAttention`."""

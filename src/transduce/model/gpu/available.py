@@ -1,15 +1,21 @@
-"""Whether kernels of our own can be had on a GPU here. Imports none of them."""
+"""Whether kernels of our own can be had on a GPU. Imports none of them."""
 
 import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
+import torch
 
-def why_no_triton() -> str | None:
-    """What keeps Triton, which writes a GPU's kernels, from working here; None where nothing does."""
+_LEAST_CAPABILITY = (8, 0)  # NVIDIA's since Ampere, which multiply bfloat16
+
+
+@cache
+def why_no_triton(device: str) -> str | None:
+    """What keeps Triton, which writes a GPU's kernels, from working on this one; None where nothing does."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if sys.platform == "linux":  # elsewhere Triton brings its own
@@ -17,4 +23,6 @@ def why_no_triton() -> str | None:
             return "there is no C compiler for triton: install gcc"
         if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
             return "there is no Python.h for triton: install Python's headers"
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "ours are for GPUs since NVIDIA's Ampere"
     return None

@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.model.gpu.programs import cached_attention as programs
 from transduce.model.gpu.sizes import power_of_2
 
-_BLOCK = 64  # cached positions at a time
+_BLOCK_BYTES = 1 << 13  # of the keys of cached positions that are looked at together
 
 
 def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, allowed: Tensor | None, num_heads: int) -> Tensor:
@@ -28,14 +28,15 @@ def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, allowed: T
     """
     sentences, width, columns = query.shape
     inner = cache.shape[2] // 2
+    head = inner // num_heads
     out = query.new_empty(sentences, width, inner)
     rows = max(16, power_of_2(width))
     mask = query if allowed is None else allowed
     row_stride = 0 if allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](
         query, cache, mask, out, length, width, inner, columns, cache.stride(0), mask.stride(0), row_stride,
-        (inner // num_heads) ** -0.5,
+        head**-0.5,
         isinstance(length, Tensor), columns > inner, allowed is not None,
-        rows, _BLOCK, inner // num_heads, num_warps=1 if rows == 16 else 4,
+        rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip
     return out

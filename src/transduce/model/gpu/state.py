@@ -30,7 +30,6 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
     width = config.key_width
     return (
         model.source_weight.dtype in _KINDS
-        and config.norm != "batch"
         and config.norm_order != "sandwich"
         and width == config.value_width
         and config.num_key_value_heads in (None, config.num_heads)
@@ -86,9 +85,9 @@ class GpuState:
             return
         allowed = self._held[0].allowed
         assert allowed is not None
-        known = (
-            allowed.index_select(0, self._slots)[:, :, : self._length] if self._ancestors is None else self._ancestors
-        )
+        known = self._ancestors
+        if known is None:
+            known = allowed.index_select(0, self._slots)[:, :, : self._length]
         moved = known.gather(1, parents[..., None].expand(-1, -1, self._length))
         if parents.shape[1] == allowed.shape[1]:
             allowed[self._slots, :, : self._length] = moved
@@ -110,9 +109,7 @@ class GpuState:
         while room < needed:
             room *= 2
         wanted = Size(_as_many(len(self._slots)), width, size.source, room)
-        if wanted == size or (
-            wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences
-        ):
+        if wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences:
             return step
         found = take_step(self._model, self._layers, wanted)
         self._move(step, found)
