@@ -107,7 +107,7 @@ def kernels_of_training(name: Literal["native", "torch"], device: str) -> Traini
     if device != "cpu":
         from transduce.model.gpu.training import GpuTraining
 
-        return GpuTraining(torch.device(device).type)
+        return GpuTraining(device)
     from transduce.model.native.training import NativeTraining
 
     return NativeTraining()

@@ -334,7 +334,8 @@ def choose_average_decay(steps: int | None) -> Choice[float]:
 def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choice[Kernels]:
     """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor and how to use its
     cores together. On a GPU, our own wherever Triton is installed, which writes those, and the C compiler and Python's
-    headers that it builds its launchers with; not in compiled layers, which have theirs.
+    headers that it builds its launchers with, and the GPU is NVIDIA's, of Ampere or later; not in compiled layers,
+    which have theirs.
     """
     if device != "cpu":
         if compiled:

@@ -70,7 +70,7 @@ class RecordedStep(Caches):
         if self._graph is not None:
             self._graph.replay()
         elif not self._ran or self.past.device.type != "cuda":
-            self._compute()  # once in vain for the recording, which must find everything ready
+            self._compute()  # a step like any other; the recording then finds everything ready
             self._ran = True
         else:
             self._record()
@@ -78,16 +78,17 @@ class RecordedStep(Caches):
         return self._out
 
     def _record(self) -> None:
-        stream = torch.cuda.Stream(self.past.device)
-        stream.wait_stream(torch.cuda.current_stream(self.past.device))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._compute()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(self.past.device).wait_stream(stream)
+        device, graph = self.past.device, torch.cuda.CUDAGraph()
+        with _RECORDING:
+            stream = _STREAMS.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")  # other threads go on
+                try:
+                    self._compute()
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream(device).wait_stream(stream)
         graph.replay()
         self._graph = graph
 
@@ -118,6 +119,8 @@ class _Rooms:
 
 _ROOMS: WeakKeyDictionary[Transformer, _Rooms] = WeakKeyDictionary()
 _LOCK = threading.Lock()
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one a GPU, for the library keeps room to work in for each
+_RECORDING = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:

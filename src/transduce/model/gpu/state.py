@@ -43,6 +43,7 @@ class GpuState:
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
         """Encodes source_ids (N, S)."""
+        self._place = torch.cuda.device_of(source_ids)  # programs are launched on the GPU that is current
         memory, mask = model.encode(source_ids)
         count, length = source_ids.shape
         self._model, self._layers = model, layers_of(model)
@@ -73,7 +74,8 @@ class GpuState:
             positions.check(self._position + 1)
         step = self._find_rooms(width)
         step.pieces.index_copy_(0, self._slots, pieces)
-        out = step.run().index_select(0, self._slots)
+        with self._place:
+            out = step.run().index_select(0, self._slots)
         self._sees_all = self._sees_all and width == 1
         self._length += width
         self._position += 1

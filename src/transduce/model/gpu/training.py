@@ -13,10 +13,14 @@ _MOST_COLUMNS = 8192  # of rows that are held at once
 
 
 class GpuTraining:
-    """Implements `fused.TrainingKernels`, for tensors of one type of device."""
+    """Implements `fused.TrainingKernels`."""
 
-    def __init__(self, device_type: str = "cuda") -> None:
-        self._device_type = device_type
+    def __init__(self, device: str) -> None:
+        """For one GPU, which becomes the one that PyTorch and Triton launch on."""
+        place = torch.device(device)
+        self._device_type = place.type
+        if place.type == "cuda" and place.index is not None:
+            torch.cuda.set_device(place)
 
     packed = attention.PackedHeads()
     drop_and_add = staticmethod(rows.drop_and_add)
