@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +31,10 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, add_gradients_to, training_with
-from transduce.model.gpu import norms, products, recorded, rows, update
+from transduce.model.gpu import norms, products, recorded, rows, trial, update
 from transduce.model.gpu.state import GpuState, supports
 from transduce.model.gpu.training import GpuTraining
+from transduce.model.gpu.trial import why_not_right
 from transduce.model.packing import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.runtime.scorer import TransformerScorer
@@ -142,6 +144,14 @@ def check_softmax() -> None:
         normalizers = rows.softmax_(logits)
         compare([normalizers], [expected.logsumexp(dim=-1)], rtol=1e-4, atol=1e-4)
         compare([logits], [expected.softmax(dim=-1).to(dtype)], rtol=0.01, atol=1e-4)
+
+
+def check_the_trial_tells_right_from_wrong() -> None:
+    assert why_not_right(DEVICE) is None
+    with mock.patch.object(trial, "add_and_norm", lambda x, y, *_: (x + y, x)):
+        assert why_not_right(DEVICE) == "triton's programs compute something else on it"
+    with mock.patch.object(trial, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
+        assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
 
 
 # --- products -----------------------------------------------------------------------------------------------------

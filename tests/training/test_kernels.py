@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,9 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
     assert choose_kernels("cuda", 1) == Choice("torch", "ours are for GPUs since NVIDIA's Ampere")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
+    monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: "no ptxas"))
+    assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")
+    monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: None))
     assert choose_kernels("cuda", 1).value == "native"
     assert choose_kernels("cuda", 1, compiled=True).value == "torch"
 

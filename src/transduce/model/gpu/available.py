@@ -1,4 +1,4 @@
-"""Whether kernels of our own can be had on a GPU. Imports none of them."""
+"""Whether kernels of our own can be had on a GPU. Imports them only to try one, where all else is there."""
 
 import importlib.util
 import os
@@ -25,4 +25,6 @@ def why_no_triton(device: str) -> str | None:
             return "there is no Python.h for triton: install Python's headers"
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return "ours are for GPUs since NVIDIA's Ampere"
-    return None
+    from transduce.model.gpu.trial import why_not_right
+
+    return why_not_right(device)
