@@ -13,10 +13,17 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+from transduce.model.fast import kernels_of_training
+from transduce.model.fused import training_with
+from transduce.model.transformer import Transformer
 from transduce.training import processes
+from transduce.training.choices import choose_kernels
+from transduce.training.loss import projected_cross_entropy
 from transduce.training.processes import Processes, explaining_lost_processes, join_processes
 from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
+from transduce.training.sums import collect_gradients
 
 Make = Callable[..., ResolvedTraining]
 
@@ -92,3 +99,56 @@ def test_the_others_leave_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         lose(0, "shapes cannot be multiplied", monkeypatch)
+
+
+class Begun:
+    """Sums over processes that were begun, and are over at once."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def all_reduce(self, part: torch.Tensor, *, async_op: bool) -> "Begun":
+        assert async_op
+        self.sizes.append(part.numel())
+        return self
+
+    def wait(self) -> None:
+        """It is."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_begin_beside_the_backward_pass_with_kernels_too(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = kernels_of_training(choose_kernels("cpu", 1).value, "cpu")
+    if kernels is None:
+        pytest.skip("there are no kernels of our own here")
+    begun = Begun()
+    monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+    sizes: dict[str, Any] = {"d_model": 64, "d_ff": 64, "num_heads": 2, "share_layers": True, "dropout": 0.0}
+    vocabularies: dict[str, Any] = {
+        "source_vocabulary_size": 64,
+        "target_vocabulary_size": 64,
+        "pad_id": 0,
+        "eos_id": 1,
+    }
+    gradients, ids = [], torch.randint(2, 64, (3, 9))
+    for several in (False, True):
+        torch.manual_seed(1)
+        model = Transformer(ModelConfig(**sizes, **vocabularies)).to(dtype).train()
+        parameters = list(model.parameters())
+        vector = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        collect_gradients(parameters, vector)
+        reduction = GradientReduction(parameters, vector, chunk_elements=1) if several else None
+        with training_with(kernels):
+            for last in (False, True):  # the second of two micro-batches is the last of its step
+                if reduction is not None:
+                    reduction.begin(last=last)
+                factors = model.logit_factors(model.hidden(ids, ids))
+                projected_cross_entropy(*factors, ids, pad_id=0, label_smoothing=0.1).total.backward()
+                if reduction is not None:
+                    assert sorted(begun.sizes) == sorted(p.numel() for p in parameters) * last  # before it is over
+                    reduction.finish()
+        gradients.append(vector)
+    assert gradients[0].count_nonzero() > len(gradients[0]) // 2
+    torch.testing.assert_close(gradients[0], gradients[1])
