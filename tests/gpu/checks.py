@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
-from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, add_gradients_to, training_with
+from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import norms, products, recorded, rows, trial, update
 from transduce.model.gpu.state import GpuState, supports
 from transduce.model.gpu.training import GpuTraining
 from transduce.model.gpu.trial import why_not_right
+from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.packing import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.runtime.scorer import TransformerScorer

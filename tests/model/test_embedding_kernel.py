@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.fused import add_gradients_to
+from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.native.engine import find_tile
 from transduce.model.native.training import NativeTraining
 

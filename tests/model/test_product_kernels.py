@@ -10,7 +10,8 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.fused import Rows, add_gradients_to, training_with
+from transduce.model.fused import Rows, training_with
+from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.native import engine, fused_products
 from transduce.model.native.fused_products import (
     PackedProjection,

@@ -14,7 +14,8 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
-from transduce.model.fused import Rows, add_gradients_to, training_kernels, training_with
+from transduce.model.fused import Rows, training_kernels, training_with
+from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.native.engine import find_tile
 from transduce.model.native.tile import NARROW, WIDE

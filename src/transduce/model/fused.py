@@ -13,8 +13,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.packing import PackedMask
 from transduce.model.positions import Rotation
 
-_SUM = "sum_of_gradients"
-
 
 class Rows(NamedTuple):
     """Of a matrix, one after another."""
@@ -269,14 +267,3 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
 def training_kernels() -> TrainingKernels | None:
     """Those in use."""
     return _Kernels.training
-
-
-def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
-    """From now on kernels may add the gradient by a parameter to a float32 tensor of its shape, and give it none."""
-    setattr(parameter, _SUM, total)
-
-
-def sum_of_gradients(parameter: Tensor) -> Tensor | None:
-    """Where kernels may add the gradient by a parameter; None: they give it to PyTorch, for its hooks to see."""
-    found: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
-    return found

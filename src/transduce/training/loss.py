@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Projection, sum_of_gradients, training_kernels
+from transduce.model.fused import Projection, training_kernels
+from transduce.model.gradient_sums import add_product, sum_of_gradients
 from transduce.training.sums import add_to
 
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
@@ -170,11 +171,10 @@ class _LibraryProjection:
             torch.mm(gradient, self._weight, out=by_x)
         if weight_sum is None:
             return
-        if gradient.dtype == weight_sum.dtype:
-            torch.addmm(weight_sum, gradient.t(), x, out=weight_sum)
+        if gradient.dtype == weight_sum.dtype or weight_sum.device.type != "cpu":
+            add_product(weight_sum, gradient.t(), x)
             return
-        most = _BLOCK_ROWS if weight_sum.device.type == "cpu" else len(weight_sum)
-        for block, rows in zip(weight_sum.split(most), gradient.t().split(most), strict=True):
+        for block, rows in zip(weight_sum.split(_BLOCK_ROWS), gradient.t().split(_BLOCK_ROWS), strict=True):
             add_to(block, rows @ x)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from transduce.model.fused import add_gradients_to, training_kernels
+from transduce.model.fused import training_kernels
+from transduce.model.gradient_sums import add_gradients_to
 
 _BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.model.fused import sum_of_gradients
 from transduce.model.gpu.programs import norms as programs
 from transduce.model.gpu.sizes import ceil_div, power_of_2
+from transduce.model.gradient_sums import sum_of_gradients
 
 _PROGRAMS = 132 * 12  # that together go over all rows, where each adds up something of its own
 

@@ -10,29 +10,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows, sum_of_gradients
+from transduce.model.fused import Rows
 from transduce.model.gpu.rows import add_rows_in_place, add_sum_of_rows, positive_rows
+from transduce.model.gradient_sums import (
+    LinearSums,
+    add_product,
+    in_kind_of,
+    known_or_new,
+    linear_sums,
+    sum_of_gradients,
+)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
     """See `fused.TrainingKernels`."""
-    rows = rows or Rows(0, len(weight))
-    sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
-    return _Linear.apply(x, weight, bias, _Options(rows, relu, *sums))  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _Options(NamedTuple):
-    rows: Rows
-    relu: bool
-    weight_sum: Tensor | None
-    bias_sum: Tensor | None
+    sums = linear_sums(weight, bias, rows, relu=relu)
+    return _Linear.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
     """Gradients by weight and bias are added to their sums in float32 if there are any."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
         part = slice(*options.rows)
         flat, own = x.reshape(-1, x.shape[-1]), weight[part]
         if bias is None:
@@ -49,11 +49,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         flat, weight, bias, out = ctx.saved_tensors
-        options: _Options = ctx.options
+        options: LinearSums = ctx.options
         part, by_out = slice(*options.rows), gradients[0]
         gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
-        total, by_weight = _sums(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, by_bias = _sums(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        total, by_weight = known_or_new(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, by_bias = known_or_new(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[part]
             gradient = positive_rows(gradient, out, columns)
@@ -62,47 +62,7 @@ class _Linear(torch.autograd.Function):
         by_x = (gradient @ weight[part]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
             add_product(total[part], gradient.t(), flat)
-        return by_x, _as(by_weight, weight), _as(by_bias, bias), None
-
-
-def _sums(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where a gradient is added in float32; and the same, unless it is a sum that somebody keeps."""
-    if known is not None:
-        return known, None
-    made = torch.zeros_like(parameter, dtype=torch.float32)
-    return made, made
-
-
-def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient.to(parameter.dtype)
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left · right, summed in the total's dtype."""
-    if left.dtype == total.dtype:
-        torch.addmm(total, left, right, out=total)
-    elif total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += left.to(total.dtype) @ right.to(total.dtype)
-
-
-class Projection:
-    """See `fused.Projection`."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def logits(self, x: Tensor, out: Tensor) -> None:
-        """out = x · matrixᵀ, (N, V)."""
-        torch.mm(x, self._weight.t(), out=out)
-
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a float32 sum."""
-        if by_x is not None:
-            torch.mm(gradient, self._weight, out=by_x)
-        if weight_sum is not None:
-            add_product(weight_sum, gradient.t(), x)
+        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.model.fused import sum_of_gradients
+from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter, own_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile

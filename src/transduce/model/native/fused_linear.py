@@ -6,14 +6,15 @@ once in bfloat16 and once more as it is added up in float32.
 Legend: N positions, I inputs and O outputs.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows, sum_of_gradients
+from transduce.model.fused import Rows
+from transduce.model.gradient_sums import LinearSums, in_kind_of, known_or_new, linear_sums
 from transduce.model.native.engine import find_tile
 from transduce.model.native.fused_products import Sums, multiply, multiply_back, suits_product
 from transduce.model.native.fused_rows import KINDS, add_in_place, sum_columns
@@ -31,26 +32,16 @@ def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
     """See `fused.TrainingKernels`."""
-    rows = rows or Rows(0, len(weight))
-    if not 0 <= rows.start < rows.stop <= len(weight):
-        raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
-    sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
-    found: Tensor = _Linear.apply(x.contiguous(), weight, bias, _Options(rows, relu, *sums))  # type: ignore[no-untyped-call]
+    sums = linear_sums(weight, bias, rows, relu=relu)
+    found: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
     return found
-
-
-class _Options(NamedTuple):
-    rows: Rows
-    relu: bool
-    weight_sum: Tensor | None
-    bias_sum: Tensor | None
 
 
 class _Linear(torch.autograd.Function):
     """Gradients by weight and bias are added to their sums in float32 if there are any."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
         rows = slice(*options.rows)
         flat, own, own_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
         if suits_product(flat, own):
@@ -66,17 +57,17 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x_given, weight, bias, out = ctx.saved_tensors
-        options: _Options = ctx.options
+        options: LinearSums = ctx.options
         rows, (by_x_asked, by_weight_asked, by_bias_asked) = slice(*options.rows), ctx.needs_input_grad[:3]
         x, gradient = x_given.view(-1, x_given.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
         gate = None if out is None else out.view_as(gradient)
-        total, by_weight = _sums(options.weight_sum, weight) if by_weight_asked else (None, None)
-        bias_total, by_bias = _sums(options.bias_sum, bias) if by_bias_asked else (None, None)
+        total, by_weight = known_or_new(options.weight_sum, weight) if by_weight_asked else (None, None)
+        bias_total, by_bias = known_or_new(options.bias_sum, bias) if by_bias_asked else (None, None)
         sums = Sums(*(None if each is None else each[rows] for each in (total, bias_total)))
         learn = multiply_back if suits_product(x, weight[rows]) else _learn
         by_x = learn(gradient, x, weight[rows], gate, sums, by_x=by_x_asked)
         by_x = None if by_x is None else by_x.view_as(x_given)
-        return by_x, _as(by_weight, weight), _as(by_bias, bias), None
+        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
 
 
 def _learn(
@@ -92,21 +83,9 @@ def _learn(
     return gradient @ weight if by_x else None
 
 
-def _sums(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where a gradient is added in float32; and the same, unless it is a sum that somebody keeps."""
-    if known is not None:
-        return known, None
-    made = torch.zeros_like(parameter, dtype=torch.float32)
-    return made, made
-
-
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left · right."""
     if right.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
         add_in_place(total, left @ right)
-
-
-def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient.to(parameter.dtype)
