@@ -158,9 +158,10 @@ def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size
         ({"beam_size": True}, "`beam_size` must be a whole number, but is True"),
         ({"max_length": "9"}, "`max_length` must be a whole number, but is '9'"),
         ({"max_length": 10**9}, "`max_length` must be at most 1,000,000, but is 1,000,000,000"),
+        ({"search": {"beam_size": 2}}, r"`search` must be a `SearchSettings`, but is \{'beam_size': 2\}"),
     ],
 )
-def test_options_out_of_range_are_refused(translator: Translator, options: dict[str, int], message: str) -> None:
+def test_options_out_of_range_are_refused(translator: Translator, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator("我", **options)  # type: ignore[call-overload]
 

@@ -36,7 +36,7 @@ from transduce.search.penalty import length_penalty
 from transduce.search.rules import OtherEnds
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Hypothesis
-from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.search.settings import SamplingSettings, SearchSettings, checked_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -223,7 +223,7 @@ class Generator:
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
         said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-        asked = msgspec.structs.asdict(search)
+        asked = msgspec.structs.asdict(checked_search(search))
         for name, usual in _ONLY_TRANSLATORS.items():
             if asked[name] != usual:
                 raise TransduceError(

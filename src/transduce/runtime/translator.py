@@ -32,7 +32,7 @@ from transduce.runtime.translation import Alternative, Translation, nothing
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Hypothesis, Observer
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.tokenizer import Tokenizer
 
 __all__ = ["Translator", "load", "pad"]
@@ -149,7 +149,7 @@ class Translator:
         """
         said = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         changes = {name: value for name, value in said.items() if value is not None}
-        chosen = msgspec.structs.replace(search or self.search, **changes)
+        chosen = msgspec.structs.replace(checked_search(search or self.search), **changes)
         sentences = as_texts(text)
         wanted = [phrases] * len(sentences)
         found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted)
@@ -221,7 +221,7 @@ class Translator:
         Raises:
             TransduceError: as `translate`.
         """
-        search = msgspec.structs.replace(search or self.search, n_best=1)
+        search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
         check_prefix(search, prefix)
         spelt = self._spell([phrases], search)
         between = ""

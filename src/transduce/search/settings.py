@@ -150,3 +150,16 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.max_length is not None:
             return self.max_length
         return max(int(source_pieces * self.max_length_factor) + self.max_length_extra, self.min_length + 1)
+
+
+def checked_search(search: object) -> SearchSettings:
+    """What is handed in as all options of a search.
+
+    Raises:
+        TransduceError: it is something else.
+    """
+    if not isinstance(search, SearchSettings):
+        raise TransduceError(
+            f"`search` must be a `SearchSettings`, but is {search!r}: write SearchSettings(beam_size=4)."
+        )
+    return search

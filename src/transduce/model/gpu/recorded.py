@@ -80,7 +80,9 @@ class RecordedStep(Caches):
     def _record(self) -> None:
         device, graph = self.past.device, torch.cuda.CUDAGraph()
         with _RECORDING:
-            stream = _STREAMS.setdefault(device, torch.cuda.Stream(device))
+            if device not in _STREAMS:
+                _STREAMS[device] = torch.cuda.Stream(device)
+            stream = _STREAMS[device]
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 graph.capture_begin(capture_error_mode="thread_local")  # other threads go on

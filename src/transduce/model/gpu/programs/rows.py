@@ -48,8 +48,8 @@ def sum_rows(
         places = rows[:, None].to(tl.int64) * width + lanes[None, :]
         values = tl.load(x + places, mask=exist, other=0.0)
         if MASKED:
-            open_ = tl.load(kept + places, mask=exist, other=0.0).to(tl.float32) > 0
-            values = tl.where(open_, values, 0.0).to(values.dtype)
+            is_open = tl.load(kept + places, mask=exist, other=0.0).to(tl.float32) > 0
+            values = tl.where(is_open, values, 0.0).to(values.dtype)
             tl.store(out + places, values, mask=exist)
         sums += values.to(tl.float32)
     tl.atomic_add(total + lanes, tl.sum(sums, axis=0), mask=lanes < width)
