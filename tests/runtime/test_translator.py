@@ -163,7 +163,7 @@ def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size
 )
 def test_options_out_of_range_are_refused(translator: Translator, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
-        translator("我", **options)  # type: ignore[call-overload]
+        translator("我", **options)
 
 
 @pytest.mark.parametrize(
