@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import random
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
@@ -23,6 +25,10 @@ _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Tests are of the processor, whatever this machine has, but for those that say otherwise: see `on_gpu`.
+_VISIBLE_GPUS = os.environ.setdefault("TRANSDUCE_TESTS_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Machine code that tests make is kept for the next tests, and not among a person's own.
 os.environ.setdefault("TRANSDUCE_CACHE", str(ROOT / ".pytest_cache" / "transduce"))
 
@@ -37,6 +43,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare pytest-timeout's setting where the plug-in is missing, for unknown settings are errors."""
     if importlib.util.find_spec("pytest_timeout") is None:
         parser.addini("timeout", "seconds that one test may take (needs pytest-timeout)")
+
+
+@pytest.fixture(scope="session")
+def on_gpu() -> dict[str, str] | None:
+    """The environment of a process that sees the GPU; None where there is none."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if _VISIBLE_GPUS != "all":
+        environment["CUDA_VISIBLE_DEVICES"] = _VISIBLE_GPUS
+    if shutil.which("nvidia-smi") is None:
+        return None  # asking PyTorch takes some seconds
+    asked = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    found = subprocess.run(asked, env=environment, check=False, capture_output=True, text=True)
+    return environment if found.stdout.strip() == "True" else None
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 TRIALS = Path(__file__).parent / "trials.py"
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, dict[str, Any]]
 """Of each device, and of each job."""
 DEVICES = ["pretend", pytest.param("cuda", marks=pytest.mark.gpu)]
-HERE = ["cpu", "pretend", *(["cuda"] if torch.cuda.is_available() else [])]
 WriteLines = Callable[[str, Iterable[str]], Path]
 
 # What a run of the toy corpus learns with; float32, so that it can be compared.
@@ -61,14 +59,22 @@ WAITS = {"greedy": (1, 1, 2), "beam": (1, 2, 4), "coverage": (1, 6, 0), "greedy-
 STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 
 
-def run_trials(jobs: Jobs, device: str, folder: Path) -> dict[str, Any]:
+def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, str] | None) -> Results:
+    """What came of a device's jobs, on each, in its folder."""
+    return {
+        device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
+        for device in ("cpu", "pretend", *(["cuda"] if on_gpu else []))
+    }
+
+
+def run_trials(jobs: Jobs, folder: Path, device: str, environment: dict[str, str]) -> dict[str, Any]:
     """What came of each job in a process with this device."""
     given, found = folder / f"{device}.jobs.json", folder / f"{device}.results.json"
     given.write_text(json.dumps(jobs), "utf-8")
     subprocess.run(
         [sys.executable, TRIALS, device, given, found],
         check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
         stderr=subprocess.DEVNULL,
     )
     results: dict[str, Any] = json.loads(found.read_text("utf-8"))
@@ -101,7 +107,9 @@ def approximately(value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained_everywhere(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+def trained_everywhere(
+    toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
+) -> Results:
     """Every variant, trained for three steps on the processor and on the devices."""
     settings = toy_settings | {
         "model.dropout": 0.0,
@@ -113,16 +121,16 @@ def trained_everywhere(toy_settings: dict[str, Any], tmp_path_factory: pytest.Te
         "search.beam_size": 2,
     }
 
-    def results(device: str) -> dict[str, Any]:
+    def jobs_of(device: str) -> tuple[Jobs, Path]:
         folder = tmp_path_factory.mktemp(device)
         jobs: Jobs = {
             name: {"do": "train", "out": str(folder / name), "settings": settings | kernels_for(device) | variant}
             for name, variant in VARIANTS.items()
         }
         jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
-        return run_trials(jobs, device, folder)
+        return jobs, folder
 
-    return {device: results(device) for device in HERE}
+    return run_everywhere(jobs_of, on_gpu)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -135,7 +143,9 @@ def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: st
 
 
 @pytest.fixture(scope="module")
-def searched_everywhere(toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def searched_everywhere(
+    toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
+) -> Results:
     """Every search for some sentences with the trained model, on the processor and on the devices."""
     folder = tmp_path_factory.mktemp("searches")
     sentences, translations = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:7] for side in ("zh", "en"))
@@ -143,7 +153,7 @@ def searched_everywhere(toy_corpus: Path, trained: Path, tmp_path_factory: pytes
     jobs: Jobs = {name: {"do": "translate", **given, **more} for name, more in SEARCHES.items()}
     jobs["stream"] = {"do": "stream", **given}
     jobs["score"] = {"do": "score", **given, "translations": translations}
-    return {device: run_trials(jobs, device, folder) for device in HERE}
+    return run_everywhere(lambda _: (jobs, folder), on_gpu)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -232,14 +242,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def tasks_everywhere(
-    sources: dict[str, Path], toy_settings: dict[str, Any], trained: Path, tmp_path_factory: pytest.TempPathFactory
+    sources: dict[str, Path],
+    toy_settings: dict[str, Any],
+    trained: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    on_gpu: dict[str, str] | None,
 ) -> Results:
     """Every task, trained for three steps on the processor and on the devices; the processor's models, used on all."""
     used = tmp_path_factory.mktemp("tasks")
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
     lora = files | {"start_from": str(trained), "training.lora_rank": 4, "training.steps": 3}
 
-    def results(device: str) -> dict[str, Any]:
+    def jobs_of(device: str) -> tuple[Jobs, Path]:
         folder = used if device == "cpu" else tmp_path_factory.mktemp(device)
         jobs: Jobs = {}
         for name, (own, asked) in TASKS.items():
@@ -253,9 +267,9 @@ def tasks_everywhere(
                 jobs[f"{name}, used"] = {"do": "use", "model": str(used / name), **asked}
         shared = kernels_for(device) | {name: SMALL[name] for name in ("training.translate_dev", "training.precision")}
         jobs["lora"] = {"do": "train", "out": str(folder / "lora"), "settings": lora | shared | {"model.dropout": 0.0}}
-        return run_trials(jobs, device, folder)
+        return jobs, folder
 
-    return {device: results(device) for device in HERE}
+    return run_everywhere(jobs_of, on_gpu)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -15,12 +15,12 @@ NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text("utf-8"), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None) -> dict[str, str]:
     """What went wrong with each check."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     path = tmp_path_factory.mktemp("gpu") / "results.json"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKS.parents[2] / "src")}
+    environment = (on_gpu or os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKS.parents[2] / "src")}
     run = subprocess.run(
         [sys.executable, CHECKS, path], check=False, env=environment, capture_output=True, text=True, encoding="utf-8"
     )
