@@ -1,4 +1,4 @@
-"""The kernels for GPUs: on one, where there is one, and otherwise interpreted."""
+"""The kernels for GPUs: on one, where there is one, and otherwise interpreted; and compiled, which needs none."""
 
 import importlib.util
 import json
@@ -7,25 +7,31 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-CHECKS = Path(__file__).parent / "checks.py"
-NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text("utf-8"), re.MULTILINE)
+HERE = Path(__file__).parent
+NAMES = re.findall(r"^def (check_\w+)", (HERE / "checks.py").read_text("utf-8"), re.MULTILINE)
+
+
+def run_script(name: str, out: Path, environment: dict[str, str]) -> Any:
+    """What a script of this folder writes."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1] / "src")}
+    command = [sys.executable, str(HERE / name), str(out)]
+    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, encoding="utf-8")
+    assert run.returncode == 0, run.stderr
+    return json.loads(out.read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None) -> dict[str, str]:
     """What went wrong with each check."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("the package triton is not installed")
-    path = tmp_path_factory.mktemp("gpu") / "results.json"
-    environment = (on_gpu or os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKS.parents[2] / "src")}
-    run = subprocess.run(
-        [sys.executable, CHECKS, path], check=False, env=environment, capture_output=True, text=True, encoding="utf-8"
+    found: dict[str, str] = run_script(
+        "checks.py", tmp_path_factory.mktemp("gpu") / "results.json", dict(on_gpu or os.environ)
     )
-    assert run.returncode == 0, run.stderr
-    found: dict[str, str] = json.loads(path.read_text("utf-8"))
     return found
 
 
@@ -33,3 +39,12 @@ def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | N
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_do_what_pytorch_does(results: dict[str, str], name: str) -> None:
     assert not results[name], results[name]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton brings NVIDIA's assembler on Linux")
+def test_kernels_are_compiled_within_what_there_is_room_for(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    found = run_script("compiled.py", tmp_path / "compiled.json", environment)
+    assert len(found) == 18
+    assert [each for each in found if each[1] > each[2]] == []
