@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
+from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import norms, products, recorded, rows, trial, update
@@ -432,6 +433,20 @@ def check_learned_positions_end() -> None:
     for _ in range(12):
         state.step(torch.full((4, 1), 5, device=DEVICE))
     with pytest.raises(TransduceError, match="learned positions end at 12 pieces"):
+        state.step(torch.full((4, 1), 5, device=DEVICE))
+
+
+@torch.inference_mode()
+def check_what_is_not_offered_is_refused() -> None:
+    model, source = decoder()
+    state = GpuState(model, source)
+    with pytest.raises(ValueError, match="attention weights are not kept here"):
+        state.step(torch.full((4, 1), 5, device=DEVICE), trace=AttentionTrace())
+    state.step(torch.full((4, 1), 5, device=DEVICE))
+    state.reorder(torch.zeros(4, 2, dtype=torch.int64, device=DEVICE))
+    state.step(torch.full((4, 2), 5, device=DEVICE))
+    state.reorder(torch.ones(4, 1, dtype=torch.int64, device=DEVICE))
+    with pytest.raises(ValueError, match="hypotheses do not become one again here"):
         state.step(torch.full((4, 1), 5, device=DEVICE))
 
 

@@ -69,6 +69,8 @@ class GpuState:
         """The last layer after each hypothesis' newest piece, (N, W) to (N, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
+        if pieces.shape[1] == 1 and not self._sees_all:
+            raise ValueError("hypotheses do not become one again here: use the model's own state")
         positions, width = self._model.target_embedding.positions, pieces.shape[1]
         if isinstance(positions, LearnedPositions):
             positions.check(self._position + 1)
