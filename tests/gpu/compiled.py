@@ -40,7 +40,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         places, name = ["*i32"] * 4, f"{kind} {longest} × {width}"
         forward = [*[kind] * 4, *places, *WHOLE * 3, "fp32"]
         yield f"attend {name}", shared_bytes(attention.attend, forward, constants, warps), most
-        back = [*[kind] * 7, *places, *WHOLE * 5, "fp32"]
+        back = [*[kind] * 7, *places, *WHOLE * 3, "fp32"]
         yield f"attend_back {name}", shared_bytes(attention.attend_back, back, constants, warps), most
     for kind, width in ((BF16, 64), (FP32, 128)):
         block = 8192 // (width * BYTES[kind])

@@ -41,7 +41,7 @@ from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, cross_entropy_of_rows, projected_cross_entropy
-from transduce.training.packed import longest_of, pack
+from transduce.training.packed import pack
 from transduce.training.settings import BestBy
 
 # Of so many that were all right, at most 3 % of all others are wrong, by 95 %.
@@ -97,8 +97,7 @@ def _pack(model: Transformer, batch: Batch) -> PackedBatch | None:
     packed = None if kernels is None else kernels.packed
     if packed is None or not model.can_be_packed:
         return None
-    longest = max(longest_of(ids, config.pad_id) for ids in (batch.source, batch.target))
-    device = model.source_weight.device
+    device, longest = model.source_weight.device, max(batch.source.shape[1], batch.target.shape[1])
     if not packed.suits(config, longest, model.source_weight):
         return None
     return pack(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, device=device)

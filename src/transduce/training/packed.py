@@ -16,11 +16,6 @@ from transduce.training.ahead import to_device
 Ids = NDArray[np.int64]
 
 
-def longest_of(ids: Ids, pad_id: int) -> int:
-    """Pieces of the longest sentence, (B, T) padded at the right."""
-    return int((ids != pad_id).sum(axis=1).max(initial=0))
-
-
 def pack(source: Ids, target: Ids, *, pad_id: int, start_id: int, device: torch.device) -> PackedBatch | None:
     """A batch on a device, without its padding.
 
@@ -34,26 +29,24 @@ def pack(source: Ids, target: Ids, *, pad_id: int, start_id: int, device: torch.
     Returns:
         None where a sentence has no piece, or padding in between.
     """
-    plans = [_plan(ids, pad_id) for ids in (source, target)]
-    if plans[0] is None or plans[1] is None:
+    source_plan, target_plan = _plan(source, pad_id), _plan(target, pad_id)
+    if source_plan is None or target_plan is None:
         return None
     target_input = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
-    texts = ((source, plans[0]), (target_input, plans[1]), (target, plans[1]))
-    parts = [ids.ravel()[plan.places] for ids, plan in texts]
-    numbers = [each for plan in (plans[0], plans[1]) for each in (plan.positions, plan.starts, plan.counts)]
-    # One copy in place of nine.
-    placed = to_device(np.concatenate([*parts, *numbers]), device).split([len(each) for each in (*parts, *numbers)])
-    packings = (_packing(placed[3 + 3 * side : 6 + 3 * side], plan.longest) for side, plan in enumerate(plans) if plan)
-    source_packing, target_packing = packings
-    return PackedBatch(placed[0][None], source_packing, placed[1][None], target_packing, placed[2][None])
+    parts = [
+        *(source.ravel()[source_plan.places], *source_plan.numbers),
+        *(target_input.ravel()[target_plan.places], target.ravel()[target_plan.places], *target_plan.numbers),
+    ]
+    placed = to_device(np.concatenate(parts), device).split([len(part) for part in parts])  # one copy in place of nine
+    packings = _packing(placed[1:4], source_plan.longest), _packing(placed[6:9], target_plan.longest)
+    return PackedBatch(placed[0][None], packings[0], placed[4][None], packings[1], placed[5][None])
 
 
 class _Plan(NamedTuple):
     places: Ids
     """Of every piece in the padded batch, flattened, (N,)."""
-    positions: Ids
-    starts: Ids
-    counts: Ids
+    numbers: tuple[Ids, Ids, Ids]
+    """Positions, starts and counts, as `Packing` has them."""
     longest: int
 
 
@@ -63,7 +56,7 @@ def _plan(ids: Ids, pad_id: int) -> _Plan | None:
     if not len(ids) or counts.min() < 1 or not np.array_equal(present, np.arange(ids.shape[1]) < counts[:, None]):
         return None
     places = np.flatnonzero(present)
-    return _Plan(places, places % ids.shape[1], np.cumsum(counts) - counts, counts, int(counts.max()))
+    return _Plan(places, (places % ids.shape[1], np.cumsum(counts) - counts, counts), int(counts.max()))
 
 
 def _packing(numbers: tuple[Tensor, ...], longest: int) -> Packing:

@@ -1,1 +1,1 @@
-"""Kernels for training on a GPU, written in Triton."""
+"""Training and decoding on a GPU, by programs in Triton's language."""

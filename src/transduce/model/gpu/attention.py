@@ -70,8 +70,7 @@ class _Attention(torch.autograd.Function):
             own, others[..., first:], others[..., first + inner :], by_out,
             by_own, by_others[..., first:], by_others[..., first + inner :],
             *_places(mask.queries), *_places(mask.keys),
-            own.shape[-1], others.shape[-1], inner, own.shape[-1], others.shape[-1],
-            (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
+            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
         )  # fmt: skip
         return by_own, by_others if has_memory else None, None, None
 

@@ -59,7 +59,7 @@ def attend(
 @triton.jit
 def attend_back(
     query, key, value, by_out, by_query, by_key, by_value, query_starts, query_counts, key_starts, key_counts,
-    query_stride, key_stride, out_stride, by_query_stride, by_key_stride,
+    query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     head, sentence = tl.program_id(0), tl.program_id(1)
@@ -79,6 +79,6 @@ def attend_back(
     by_scores = by_scores.to(q.dtype)
     by_q = tl.dot(by_scores, k, input_precision="ieee")
     by_k = tl.dot(tl.trans(by_scores), q, input_precision="ieee")
-    _store(by_query + first_query * by_query_stride + head * WIDTH, rows, lanes, num_queries, by_query_stride, by_q)
-    _store(by_key + first_key * by_key_stride + head * WIDTH, columns, lanes, num_keys, by_key_stride, by_k)
-    _store(by_value + first_key * by_key_stride + head * WIDTH, columns, lanes, num_keys, by_key_stride, by_v)
+    _store(by_query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride, by_q)
+    _store(by_key + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, by_k)
+    _store(by_value + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, by_v)
