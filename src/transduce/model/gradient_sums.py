@@ -1,9 +1,12 @@
 """Where the gradients by parameters are added up in float32, by whoever computes them."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from transduce.model.fused import Rows
 
@@ -63,3 +66,39 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
+
+
+class RowSums(NamedTuple):
+    """What rows of a matrix are multiplied by, and where and how their gradients are added up."""
+
+    scale: float
+    frozen_row: int | None
+    weight_sum: Tensor | None
+    add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
+    """As `fused.TrainingKernels.add_rows_in_place`."""
+
+
+def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+    """Rows of a matrix (V, D), times the scale: ids (…), int64, to (…, D)."""
+    found: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _EmbeddedRows(torch.autograd.Function):
+    """The rows' gradients are added to the matrix' sum in float32 if there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(ids, weight)
+        rows = F.embedding(ids, weight)
+        return rows if options.scale == 1.0 else rows.mul_(options.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        ids, weight = ctx.saved_tensors
+        scale, frozen_row, known, add_rows = ctx.options
+        total, by_weight = known_or_new(known, weight)
+        add_rows(total, ids, gradients[0], scale, frozen_row)
+        return None, in_kind_of(weight, by_weight), None

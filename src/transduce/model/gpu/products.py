@@ -4,17 +4,18 @@ PyTorch by itself rounds each such gradient to bfloat16 and adds it in a pass of
 Legend: N rows, I inputs, O outputs, V vocabulary, D columns of a matrix.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from transduce.model.fused import Rows
 from transduce.model.gpu.rows import add_rows_in_place, add_sum_of_rows, positive_rows
 from transduce.model.gradient_sums import (
     LinearSums,
+    RowSums,
     add_product,
+    embed_rows,
     in_kind_of,
     known_or_new,
     linear_sums,
@@ -67,30 +68,4 @@ class _Linear(torch.autograd.Function):
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
     """See `fused.TrainingKernels`."""
-    options = _EmbedOptions(scale, frozen_row, sum_of_gradients(weight))
-    return _Embed.apply(ids, weight, options)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _EmbedOptions(NamedTuple):
-    scale: float
-    frozen_row: int | None
-    weight_sum: Tensor | None
-
-
-class _Embed(torch.autograd.Function):
-    """The rows' gradients are added to the matrix' sum in float32 if there is one."""
-
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: _EmbedOptions) -> Tensor:
-        ctx.options = options
-        ctx.save_for_backward(ids, weight)
-        rows = F.embedding(ids, weight)
-        return rows if options.scale == 1.0 else rows.mul_(options.scale)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None] | tuple[None, None, None]:
-        ids, weight = ctx.saved_tensors
-        scale, frozen_row, known = ctx.options
-        total = torch.zeros_like(weight, dtype=torch.float32) if known is None else known
-        add_rows_in_place(total, ids, gradients[0], scale, frozen_row)
-        return (None, total.to(weight.dtype), None) if known is None else (None, None, None)
+    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))

@@ -6,14 +6,11 @@ Legend: N positions, D model width, V vocabulary.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.gradient_sums import RowSums, embed_rows, sum_of_gradients
 from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter, own_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile
@@ -22,9 +19,7 @@ from transduce.model.native.training_scatter import ScatterPlaces, ScatterWriter
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
     """See `fused.TrainingKernels`."""
-    options = _Options(scale, frozen_row, sum_of_gradients(weight))
-    found: Tensor = _Embed.apply(ids, weight, options)  # type: ignore[no-untyped-call]
-    return found
+    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
@@ -48,32 +43,6 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         frozen=-1 if frozen_row is None else frozen_row,
     )
     _programs(part.dtype, own_tile())["scatter"].run(*places)
-
-
-class _Options(NamedTuple):
-    scale: float
-    frozen_row: int | None
-    weight_sum: Tensor | None
-
-
-class _Embed(torch.autograd.Function):
-    """The rows' gradients are added to the matrix' sum in float32 if there is one."""
-
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: _Options) -> Tensor:
-        ctx.options, ctx.shape, ctx.dtype = options, weight.shape, weight.dtype
-        ctx.save_for_backward(ids)
-        rows = F.embedding(ids, weight)
-        return rows if options.scale == 1.0 else rows.mul_(options.scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
-        (ids,) = ctx.saved_tensors
-        scale, frozen_row, known = ctx.options
-        total = torch.zeros(ctx.shape, dtype=torch.float32) if known is None else known
-        add_rows_in_place(total, ids, gradients[0], scale, frozen_row)
-        return None, (total.to(ctx.dtype) if known is None else None), None
 
 
 @cache
