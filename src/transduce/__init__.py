@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transduce.runtime.loading import load
     from transduce.runtime.parser import Parser
     from transduce.runtime.pipeline import pipeline
+    from transduce.runtime.saving import save
     from transduce.runtime.second_look import look_again, review
     from transduce.runtime.translation import Alternative, Translation
     from transduce.runtime.translator import Translator
@@ -62,6 +63,7 @@ __all__ = [
     "look_again",
     "pipeline",
     "review",
+    "save",
     "score",
     "train",
 ]
@@ -96,6 +98,7 @@ _HOMES = {
     "look_again": "transduce.runtime.second_look",
     "pipeline": "transduce.runtime.pipeline",
     "review": "transduce.runtime.second_look",
+    "save": "transduce.runtime.saving",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
 }

@@ -1,9 +1,18 @@
 """Lists on the pages are complete: what stands in the code stands on the page."""
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import torch
+
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.tasks.settings import make_settings, put_setting
 from transduce.tasks.train import train
+from transduce.training.choices import PRESETS
 from transduce.training.events import TrainEvent, ValidationEvent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,3 +78,27 @@ def test_the_index_has_each_page_once() -> None:
     table = (DOCS / "README.md").read_text("utf-8").partition("## All pages")[2]
     listed = re.findall(r"^\| \[.+\]\(([\w.]+)\) \|", table, re.MULTILINE)
     assert listed == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
+
+
+def test_the_rows_of_table_3_have_the_sizes_that_the_page_tells() -> None:
+    section = (DOCS / "models.md").read_text("utf-8").partition("## Table 3 of the paper")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 20
+    for name, said, _, _, paper, *told in rows:
+        content: dict[str, Any] = {"preset": "paper-base"}
+        for key, value in re.findall(r"`([\w.]+)=([^`]+)`", said):
+            put_setting(content, key, tomllib.loads(f"value = {value}")["value"] if value[0].isdigit() else value)
+        settings = make_settings(content)
+        sizes = msgspec.structs.asdict(PRESETS[settings.preset or ""])
+        own = {key: value for key, value in msgspec.structs.asdict(settings.model).items() if value is not None}
+        counts = [count_parameters(pieces, sizes | own) / 1e6 for pieces in (37_000, 41_000, 40_932, 41_160)]
+        assert [f"{count:.1f}" for count in counts[:2]] == [figure.strip() for figure in told], name
+        if paper.strip() and name.strip() != "big":
+            assert [round(count) for count in counts[2:]] == [int(paper)] * 2, name
+
+
+def count_parameters(pieces: int, choices: dict[str, Any]) -> int:
+    known = {key: value for key, value in choices.items() if key in ModelConfig.__struct_fields__}
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(source_vocabulary_size=pieces, target_vocabulary_size=pieces, **known))
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -371,6 +371,12 @@ def test_an_impossible_configuration_is_refused(changes: dict[str, object], mess
             torch.ones(1, 2, dtype=torch.long),
             "there are 2 rows of `source_ids` and 1",
         ),
+        (
+            torch.tensor([[5, TINY.source_vocabulary_size]]),
+            torch.tensor([[0, 5]]),
+            rf"`source_ids` must hold ids from 0 to .* but one is {TINY.source_vocabulary_size}: ",
+        ),
+        (torch.tensor([[5, 1]]), torch.tensor([[0, -3]]), r"`target_input_ids` must hold .* but one is -3: "),
     ],
 )
 def test_what_is_no_batch_of_ids_is_told(source: Any, target: Any, message: str) -> None:

@@ -18,7 +18,7 @@ from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.recurrent_attention import MemoryAttention, joined_over_steps
 from transduce.model.recurrent_layers import CellState, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
 from transduce.model.state import DecodingState
-from transduce.model.transformer import check_ids
+from transduce.model.transformer import checked_ids
 from transduce.model.vocabulary import VocabularyModel
 
 
@@ -80,10 +80,10 @@ class Recurrent(VocabularyModel):
         """Logits of every next piece, (B, S) and (B, T) to (B, T, V): training's view.
 
         Raises:
-            TransduceError: they are no ids of as many sentences.
+            TransduceError: they are no ids of the vocabulary, or not of as many sentences.
         """
-        check_ids(source_ids, target_input_ids)
-        return self.project(self.hidden(source_ids, target_input_ids))
+        with checked_ids(self.config, source_ids, target_input_ids):
+            return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """What `project` makes logits of, (B, T, D), by teacher forcing."""

@@ -3,6 +3,9 @@
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from transduce.errors import TransduceError
@@ -45,10 +48,10 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             (B, T, V).
 
         Raises:
-            TransduceError: they are no ids of as many sentences.
+            TransduceError: they are no ids of the vocabulary, or not of as many sentences.
         """
-        check_ids(source_ids, target_input_ids)
-        return self.project(self.hidden(source_ids, target_input_ids))
+        with checked_ids(self.config, source_ids, target_input_ids):
+            return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """The decoder's last layer, (B, T, D), before the projection to the vocabulary."""
@@ -114,11 +117,12 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return MemoryState(self, source_ids)
 
 
-def check_ids(source_ids: Tensor, target_input_ids: Tensor) -> None:
-    """Refuses what `forward` cannot take.
+@contextmanager
+def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
+    """Refuses what `forward` cannot take; only where a lookup fails, ids are looked at one by one.
 
     Raises:
-        TransduceError: they are no ids of as many sentences.
+        TransduceError: they are no ids of the vocabulary, or not of as many sentences.
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -129,3 +133,18 @@ def check_ids(source_ids: Tensor, target_input_ids: Tensor) -> None:
             f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "
             f"{len(target_input_ids)} of `target_input_ids`."
         )
+    try:
+        yield
+    except IndexError:
+        _refuse_foreign(source_ids, config.source_vocabulary_size, "source_ids")
+        _refuse_foreign(target_input_ids, config.target_vocabulary_size, "target_input_ids")
+        raise
+
+
+def _refuse_foreign(ids: Tensor, size: int, name: str) -> None:
+    for id in (int(ids.min()), int(ids.max())):
+        if not 0 <= id < size:
+            raise TransduceError(
+                f"`{name}` must hold ids from 0 to {size - 1}, the model's vocabulary, but one is {id}: use the "
+                "tokenizer that the model was trained with."
+            )

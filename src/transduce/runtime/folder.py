@@ -256,19 +256,28 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
         if (folder / name).exists() or (folder / name).is_symlink():
             read_bounded(folder, name, MOST_VOCABULARY_BYTES)
     tokenizer = load_tokenizer(folder)
+    check_tokenizer(tokenizer, config, str(folder))
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, place: str) -> None:
+    """Refuses a tokenizer whose ids are not the model's; `place` names the two in a sentence.
+
+    Raises:
+        TransduceError: they are of different models.
+    """
     sizes = tokenizer.source.size, tokenizer.target.size
     if sizes != (config.source_vocabulary_size, config.target_vocabulary_size):
         raise TransduceError(
-            f"{folder}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} pieces for "
+            f"{place}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} pieces for "
             f"source and target, but its tokenizer has {sizes[0]} and {sizes[1]}: they are of different models."
         )
     for side in (tokenizer.source, tokenizer.target):
         if (side.pad_id, side.eos_id) != (config.pad_id, config.eos_id):
             raise TransduceError(
-                f"{folder}: padding and end are the ids {config.pad_id} and {config.eos_id} to the model, but "
+                f"{place}: padding and end are the ids {config.pad_id} and {config.eos_id} to the model, but "
                 f"{side.pad_id} and {side.eos_id} to its tokenizer: they are of different models."
             )
-    return tokenizer
 
 
 def _read_manifest(folder: Path) -> Manifest:

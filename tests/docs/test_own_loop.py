@@ -1,0 +1,29 @@
+"""The blocks of docs/own_loop.md run one after the other."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "own_loop.md"
+
+
+def test_the_page_runs_from_two_files_to_a_changed_model(
+    toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for language in ("zh", "en"):
+        shutil.copy(toy_corpus / f"train.{language}", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    namespace: dict[str, Any] = {"__name__": "own_loop"}
+    try:
+        for block in blocks:
+            exec(compile(block, PAGE.name, "exec"), namespace)
+    finally:
+        torch.set_num_threads(threads)
+    assert (tmp_path / "models" / "without-head" / "model.safetensors").is_file()
