@@ -29,6 +29,7 @@ _SETTINGS = {
     "target": "data.target",
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
+    "back_translated": "data.back_translated",
     "languages": "data.languages",
 }
 # Options that say how pairs are cut.
@@ -50,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", nargs="+", metavar="FILE", help="target text, line by line")
     add("--dev-source", nargs="+", metavar="FILE", help="the dev set to come; then nothing is held out")
     add("--dev-target", nargs="+", metavar="FILE", help="the dev set's target side")
+    add(
+        "--back-translated",
+        nargs="+",
+        metavar="FILE",
+        help="those of --source that a machine wrote, by translating their targets back; they are tagged",
+    )
     add(
         "--languages",
         nargs=2,

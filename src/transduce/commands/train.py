@@ -5,7 +5,8 @@ from pathlib import Path
 
 from transduce.commands.options import check_folder
 from transduce.tasks.kinds import KINDS
-from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.monolingual import train_with_monolingual
+from transduce.tasks.run import RunRequest
 from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.choices import PRESETS
 
@@ -18,6 +19,8 @@ _SETTINGS = {
     "prepared": "data.prepared",
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
+    "monolingual": "data.monolingual",
+    "back_translated": "data.back_translated",
     "languages": "data.languages",
     "preset": "preset",
     "steps": "training.steps",
@@ -64,6 +67,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     add("--dev-target", nargs="+", metavar="FILE", help="the dev set's target side")
     add(
+        "--monolingual",
+        nargs="+",
+        metavar="FILE",
+        help="text in the target's language without translations: a model of the other direction is trained first and "
+        "translates it back",
+    )
+    add(
+        "--back-translated",
+        nargs="+",
+        metavar="FILE",
+        help="those of --source that a machine wrote, by translating their targets back; they are tagged",
+    )
+    add(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
@@ -102,7 +118,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trains, and returns 0; 130 or 143 where Ctrl-C or SIGTERM ended the run after it was saved."""
     check_folder(options.out)
-    result = train_run(run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run))
+    request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
+    result = train_with_monolingual(request)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 

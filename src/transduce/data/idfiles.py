@@ -46,6 +46,11 @@ class IdRun(NamedTuple):
         lengths = np.diff(self.offsets)
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
+    def begun_with(self, id: int) -> "IdRun":
+        """The sentences with an id more before each."""
+        ids = np.insert(self.ids, self.offsets[:-1], id)
+        return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
+
     @property
     def sentences(self) -> int:
         """How many sentences there are."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from transduce.data.card import FORMAT_VERSION, HELD_OUT_NAMES, CorpusCard
 from transduce.data.columns import Column
-from transduce.data.holdout import Candidate, choose_held_out, have_held_source, join_candidates
+from transduce.data.holdout import Candidate, choose_held_out, have_held_source, join_candidates, source_keys
 from transduce.data.idfiles import SideWriter
 from transduce.data.parts import Part, TakenBlock
 from transduce.durable import write_file
@@ -152,20 +152,30 @@ class _Merging:
         self._drop(DUPLICATE, repeats)
 
     def _hold_out(self) -> None:
-        """Take the pairs to validate on out of the corpus, and the others of their sources too."""
+        """Take the pairs to validate on out of the corpus, and the others of their sources too; of back-translated
+        pairs, none is validated on, and those of the held-out targets go.
+        """
         assert self._request.hold_out is not None
         keys = self._column("keys")
         failed = sum(self._report.dropped[reason] for reason in (TOO_LONG, RATIO))
         candidates = join_candidates(part.card.candidates for part in self._parts)
-        remaining = keys[self._stays]
+        by_machine = self._are_by_machine()
+        remaining = keys[self._stays & ~by_machine]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
-        taken = self._stays & have_held_source(keys, held)
+        known = np.isin(keys, source_keys([candidate.target for candidate in held]))
+        taken = self._stays & np.where(by_machine, known, have_held_source(keys, held))
         self._held = [candidate for candidate in held if candidate.kept]
         self._report.held_out = len(self._held)
         firsts = [self._number(candidate.block, candidate.row) for candidate in self._held]
         self._stays[firsts] = False
         taken[firsts] = False
         self._drop(HELD_OUT, taken)
+
+    def _are_by_machine(self) -> Chosen:
+        """Which pairs' sources a machine wrote."""
+        files = set(self._request.files.back_translated)
+        lengths = [segment.stop - segment.start for segment in self._segments]
+        return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
 
     def _drop(self, reason: str, dropped: Chosen) -> None:
         self._stays &= ~dropped

@@ -23,6 +23,7 @@ from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
 from transduce.text.filters import PairFilter, pair_digest
+from transduce.text.vocabulary import BACK_TRANSLATED
 
 FORMAT_VERSION = 1
 CARD_NAME = "part.json"
@@ -149,6 +150,7 @@ class _Preparation:
         self._hold_out = HoldOut(request.hold_out) if request.hold_out is not None else None
         self._source = SentenceEncoder(tokenizer.source)
         self._target = self._source if tokenizer.joint else SentenceEncoder(tokenizer.target)
+        self._tag = tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_mark(BACK_TRANSLATED) else None
 
     def column_names(self) -> list[Column]:
         """The columns that this preparation has."""
@@ -169,9 +171,12 @@ class _Preparation:
         source, target = self._source.encode(sources), self._target.encode(targets)
         kept = self._by_length(block.number, rows, source, target)
         columns: dict[Column, NDArray[np.unsignedinteger]] = {}
+        by_machine = block.path in self._request.files.back_translated
         if self._hold_out is not None:
-            keys = source_keys(sources)
-            self._hold_out.offer(block, rows, keys, kept)
+            # What a person wrote tells whether a pair is known to the dev set.
+            keys = source_keys(targets if by_machine else sources)
+            if not by_machine:
+                self._hold_out.offer(block, rows, keys, kept)
             columns["keys"] = keys[kept]
         if self._request.filters.drop_duplicates:
             digests = b"".join(map(pair_digest, sources, targets))
@@ -179,7 +184,8 @@ class _Preparation:
         if columns:
             columns["rows"] = np.array(rows, np.uint16)[kept]
         self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum())))
-        return Kept(source.select(kept), target.select(kept), columns)
+        source, target = source.select(kept), target.select(kept)
+        return Kept(source if self._tag is None or not by_machine else source.begun_with(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
         """The rows whose text passes."""

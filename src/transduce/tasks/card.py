@@ -21,12 +21,13 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
     """
     model, (source, target) = resolved.model, corpus.languages
     front = front_matter(corpus.languages, "translation")
+    among = ", back-translated ones among them" if resolved.data.back_translated else ""
     scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
     return (
         f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
         f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
-        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs"
+        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
         f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
         f"{scores}All settings stand in `settings.toml`.\n"

@@ -357,7 +357,11 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     data = settings.data
     target = () if files.source == files.target else files.target
     known = msgspec.structs.replace(
-        data, source=files.source, target=target, languages=data.languages or files.languages
+        data,
+        source=files.source,
+        target=target,
+        back_translated=files.back_translated,
+        languages=data.languages or files.languages,
     )
     return msgspec.structs.replace(settings, data=known)
 

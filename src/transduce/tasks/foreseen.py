@@ -1,18 +1,42 @@
 """What no corpus could make right is refused before one is read, which may take minutes."""
 
 from transduce.errors import TransduceError
+from transduce.model.build import Model
 from transduce.model.config import ModelConfig
+from transduce.runtime.folder import ModelFolder
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
+from transduce.tasks.beginning import read_beginning
+from transduce.tasks.kind import C, TaskKind
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.resolve import check_training
-from transduce.tasks.resolve_model import Pieces, keep_model, resolve_model
+from transduce.tasks.resolve_model import Pieces, follow_model, keep_model, resolve_model
 from transduce.tasks.settings import Settings
+from transduce.tasks.stored_beginning import check_adaptation
 from transduce.tasks.text_kind import TextKind
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import PRESETS
 
 _SIZE = 1 << 15  # of vocabularies, for the time being
+
+
+def foresee(
+    kind: TaskKind[C], settings: Settings, machine: Machine, account: Account
+) -> tuple[Settings, ModelFolder[Model] | None]:
+    """The settings, with what a model that training begins with decides, and that model.
+
+    Raises:
+        TransduceError: settings that cannot be met, whatever the text; none of it was read.
+    """
+    kind.check(settings)
+    check_adaptation(settings)
+    beginning = read_beginning(settings)
+    kept = None if beginning is None else beginning.model.config
+    if kept is not None:
+        kind.check_model(kept.kind, f"The model in {settings.start_from}")
+        settings = follow_model(settings, kept, account)
+    check_choices(settings, kept, machine)
+    return settings, beginning
 
 
 def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:

@@ -115,6 +115,8 @@ class TaskKind(ABC, Generic[C]):
     """Whether a vocabulary that is learnt for it keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
+    takes_back_translations: ClassVar[bool] = False
+    """Whether sources may be a machine's, `data.back_translated`."""
     fresh_parameters: ClassVar[tuple[str, ...]] = ()
     """What the names of parameters begin with that the model of `--from` may lack. It may then have others besides."""
 
@@ -131,6 +133,15 @@ class TaskKind(ABC, Generic[C]):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.back_translated and not self.takes_back_translations:
+            raise TransduceError(
+                f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
+            )
+        if settings.data.monolingual:
+            raise TransduceError(
+                "`data.monolingual` is for `transduce train` of a translation, which has it translated back first: "
+                "leave it out."
+            )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
         used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
@@ -328,8 +339,9 @@ def pairs_of_files(data: DataSettings) -> TaskText:
     def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
         return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
 
+    training = files(data.source, data.target)
     return TaskText(
-        files=files(data.source, data.target),
+        files=msgspec.structs.replace(training, back_translated=data.back_translated),
         dev=files(data.dev_source, data.dev_target) if data.dev_source else None,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),

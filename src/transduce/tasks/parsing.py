@@ -82,6 +82,7 @@ class Parsing(Translation):
 
     name = "parsing"
     may_be_prepared = False
+    takes_back_translations = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     own_settings = ("tags", "merges")

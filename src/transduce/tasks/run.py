@@ -24,19 +24,17 @@ from transduce.tasks.account import Account
 from transduce.tasks.beginning import (
     build_beginning,
     prepare_beginning,
-    read_beginning,
     recall_beginning,
     remember_beginning,
 )
 from transduce.tasks.corpus import RunCorpus
-from transduce.tasks.foreseen import check_choices
+from transduce.tasks.foreseen import foresee
 from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite
 from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import as_settings, explain_languages, resolve_tokenizer, resolve_training
 from transduce.tasks.resolve_model import (
-    follow_model,
     foresee_epochs,
     keep_model,
     pieces_of,
@@ -47,7 +45,7 @@ from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import changes_between, override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings
 from transduce.tasks.sole_run import sole_run
-from transduce.tasks.stored_beginning import check_adaptation, check_frozen, needs_stored, restrict_learning
+from transduce.tasks.stored_beginning import check_frozen, needs_stored, restrict_learning
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
@@ -93,15 +91,9 @@ class Run:
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Chooses what was left open, prepares the corpus, and says what was chosen and why."""
-        settings, account = self.settings, Account(self.request.said_reason)
-        self.kind.check(settings)
-        check_adaptation(settings)
-        beginning = read_beginning(settings)
+        account = Account(self.request.said_reason)
+        settings, beginning = foresee(self.kind, self.settings, self.machine, account)
         kept = None if beginning is None else beginning.model.config
-        if kept is not None:
-            self.kind.check_model(kept.kind, f"The model in {settings.start_from}")
-            settings = follow_model(settings, kept, account)
-        check_choices(settings, kept, self.machine)
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,

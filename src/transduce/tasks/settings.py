@@ -118,6 +118,12 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     # The dev set; a part of the training pairs is held out where there is none.
     dev_source: tuple[str, ...] = ()
     dev_target: tuple[str, ...] = ()
+    # Those of `source` that a machine wrote, by translating their targets back: a tag begins each sentence of theirs,
+    # and none of them is held out as a dev set.
+    back_translated: tuple[str, ...] = ()
+    # Text in the target's language that nobody translated: `transduce train` first trains the other direction, has it
+    # translated back, and learns from that too.
+    monolingual: tuple[str, ...] = ()
     # Source and target language; the files' suffixes where nothing is said.
     languages: tuple[str, str] | None = None
     # Pairs that are left out.
@@ -129,6 +135,12 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
         if self.target and not self.source:
             raise TransduceError("`data.target` needs the side that it translates: give `data.source` too.")
+        for path in self.back_translated:
+            if path not in self.source:
+                raise TransduceError(
+                    f"`data.back_translated` names some of the files of `data.source`, but {path} is none of them: "
+                    "name it there too."
+                )
         if self.dev_target and not self.dev_source:
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
 

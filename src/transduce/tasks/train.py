@@ -6,7 +6,8 @@ from typing import Any
 
 from transduce.errors import TransduceError
 from transduce.given import as_path, as_paths
-from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.monolingual import train_with_monolingual
+from transduce.tasks.run import RunRequest
 from transduce.tasks.settings import put_setting, read_settings
 from transduce.training.loop import TrainResult
 
@@ -21,6 +22,8 @@ def train(  # noqa: PLR0913  (the command's own options)
     target: Files | None = None,
     dev_source: Files | None = None,
     dev_target: Files | None = None,
+    monolingual: Files | None = None,
+    back_translated: Files | None = None,
     languages: tuple[str, str] | None = None,
     task: str | None = None,
     start_from: str | Path | None = None,
@@ -42,6 +45,9 @@ def train(  # noqa: PLR0913  (the command's own options)
         target: files of their translations.
         dev_source: the dev set; a part of the training pairs where there is none.
         dev_target: its target side.
+        monolingual: text in the target's language without translations: a model of the other direction is trained
+            first and translates it back.
+        back_translated: those of `source` that a machine wrote, by translating their targets back.
         languages: source and target language; the files' suffixes where nothing is said.
         task: what to learn, "translation" where nothing is said; docs/tasks.md tells what each kind needs.
         start_from: the folder of a model whose weights training begins with, by its tokenizer.
@@ -66,6 +72,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.target": _paths(target, "target"),
         "data.dev_source": _paths(dev_source, "dev_source"),
         "data.dev_target": _paths(dev_target, "dev_target"),
+        "data.monolingual": _paths(monolingual, "monolingual"),
+        "data.back_translated": _paths(back_translated, "back_translated"),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "start_from": None if start_from is None else str(as_path(start_from, "`start_from`")),
@@ -81,7 +89,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     request = RunRequest(
         settings=content, out=as_path(out, "`out`"), resume=resume, dry_run=dry_run, device=device, threads=threads
     )
-    return train_run(request)
+    return train_with_monolingual(request)
 
 
 def _paths(files: Files | None, name: str) -> list[str] | None:

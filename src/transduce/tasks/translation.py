@@ -8,6 +8,7 @@ Legend: B batch, S source length, T target length.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -32,11 +33,12 @@ from transduce.tasks.card import model_card
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings
+from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.language_profiles import FILE_NAME as PROFILES_FILE
 from transduce.text.language_profiles import learn_profiles
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BACK_TRANSLATED
 from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
@@ -170,10 +172,17 @@ class Translation(TextKind):
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
+    takes_back_translations = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Both sides; some pairs are held out where there is no dev set."""
         return pairs_of_files(data)
+
+    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+        """Also the tag of back-translated sources, which a model that is fine-tuned may lack: then they have none."""
+        text = super().read_text(settings, folder, anew=anew)
+        tagged = bool(text.files.back_translated) and settings.start_from is None
+        return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
         """What a preset says; recurrent layers are at most two a side, as more of them hardly learn."""

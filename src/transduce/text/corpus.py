@@ -38,6 +38,8 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: Format = "auto"
     # Source and target language, as keys of JSON objects: {"zh": …, "en": …}, alone or inside "translation".
     languages: tuple[str, str] | None = None
+    # Those of `source` that a machine wrote, from targets that people wrote.
+    back_translated: tuple[str, ...] = ()
 
 
 class PairBlock(NamedTuple):

@@ -11,6 +11,8 @@ from transduce.errors import TransduceError
 
 CLS, SEP, MASK = MARKS = ("[CLS]", "[SEP]", "[MASK]")
 """How an encoder's marks are spelt: what begins a text, what ends it, what stands for a hidden piece."""
+BACK_TRANSLATED = "<back-translated>"
+"""Begins each source that a machine wrote (Caswell et al. 2019, "Tagged Back-Translation")."""
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode

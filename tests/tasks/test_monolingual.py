@@ -1,0 +1,192 @@
+"""`--monolingual`: the other direction is trained, its text translated back, and all of it learnt, in one command."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.data.prepared import PreparedCorpus
+from transduce.errors import TransduceError
+from transduce.runtime.translator import Translator, load
+from transduce.tasks import monolingual
+from transduce.tasks.monolingual import REVERSE
+from transduce.tasks.resume import read_stored
+from transduce.tasks.train import train
+from transduce.text.files import read_lines
+from transduce.text.stored_tokenizer import load_tokenizer
+from transduce.text.vocabulary import BACK_TRANSLATED
+
+module: Any = monolingual  # of which tests replace what it imports
+MADE = Path(REVERSE) / "back-translated-1.zh"
+
+
+@pytest.fixture
+def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
+    """300 pairs of the toy corpus, and 600 further lines of its target side with two that are no text."""
+    zh, en = (list(read_lines(toy_corpus / f"train.{language}")) for language in ("zh", "en"))
+    texts = {"pairs.zh": zh[:300], "pairs.en": en[:300], "alone.en": [*en[300:898], "", "..."]}
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
+    return {
+        "source": tmp_path / "pairs.zh",
+        "target": tmp_path / "pairs.en",
+        "monolingual": tmp_path / "alone.en",
+        "out": tmp_path / "run",
+        "preset": "tiny",
+        "steps": 3,
+        "device": "cpu",
+        "threads": 1,
+        "settings": {"model.d_model": 32, "training.seed": 4},
+    }
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other direction writes after its few steps is something, and never doubted."""
+    original_load = module.load
+
+    def load_writing(*arguments: Any, **options: Any) -> Translator:
+        translator = original_load(*arguments, **options)
+        translator.search = module.msgspec.structs.replace(translator.search, min_length=3, max_length=6)
+        return translator
+
+    monkeypatch.setattr(module, "load", load_writing)
+    monkeypatch.setattr(module, "review", lambda _, translations: [()] * len(translations))
+
+
+@pytest.mark.usefixtures("short")
+def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str, Any]) -> None:
+    result = train(**request_)
+    assert result is not None
+    assert result.step == 3
+    out: Path = request_["out"]
+    other, own = load(out / REVERSE, device="cpu", threads=1), load(out, device="cpu", threads=1)
+    assert (other.source_language, other.target_language) == ("en", "zh")
+    assert (own.source_language, own.target_language) == ("zh", "en")
+    assert len(list(read_lines(out / MADE))) == 600
+    data = read_stored(out / "settings.toml").data
+    assert data.source == (str(request_["source"]), str(out / MADE))
+    assert data.target == (str(request_["target"]), str(request_["monolingual"]))
+    assert data.back_translated == (str(out / MADE),)
+    assert "sentence pairs, back-translated ones among them" in (out / "README.md").read_text("utf-8")
+    reverse = read_stored(out / REVERSE / "settings.toml").training
+    assert (reverse.seed, reverse.steps) == (4, 2)
+    tokenizer = load_tokenizer(out)
+    corpus = PreparedCorpus.open(out / "corpus", tokenizer)
+    sources, _ = corpus.read(0, corpus.pairs)
+    tagged = (sources.ids[sources.offsets[:-1]] == tokenizer.source.id(BACK_TRANSLATED)).sum()
+    written = [bool(line.strip()) for line in read_lines(out / MADE)]
+    assert 0 < tagged <= sum(written)
+
+
+@pytest.mark.usefixtures("short")
+def test_it_goes_on_where_it_stopped_while_it_translated(
+    request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(**request_)
+    out: Path = request_["out"]
+    shutil.move(out, tmp_path / "whole")
+    translate, calls = Translator.translate, []
+
+    def stopping(self: Translator, texts: Any, *args: Any, **options: Any) -> Any:
+        if len(texts) in (512, 88):  # portions of the text, not a validation's sentences
+            calls.append(len(texts))
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        return translate(self, texts, *args, **options)
+
+    monkeypatch.setattr(Translator, "translate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(**request_)
+    assert calls == [512, 88]
+    assert not (out / "settings.toml").exists()
+    with pytest.raises(TransduceError, match="holds a run already: go on with --resume"):
+        train(**request_)
+    without = {name: value for name, value in request_.items() if name != "monolingual"}
+    with pytest.raises(TransduceError, match=r"began with text in one language.*: say `--monolingual` as before"):
+        train(**without, resume=True)
+    train(**request_, resume=True)
+    assert calls == [512, 88, 88]
+    for name in (MADE, Path("model.safetensors"), Path("corpus") / "source.ids"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_that_has_begun_is_gone_on_with_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
+    train(**request_)
+    made = (request_["out"] / MADE).read_bytes()
+    result = train(**(request_ | {"steps": 4}), resume=True)
+    assert result is not None
+    assert result.step == 4
+    result = train(out=request_["out"], steps=5, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 5
+    assert (request_["out"] / MADE).read_bytes() == made
+
+
+def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def review(translator: Translator, translations: Any) -> Any:
+        assert translator.target_language == "zh"
+        return [("doubt",) if "tea" in each.source else () for each in translations]
+
+    original = module.train_run
+    runs = []
+
+    def train_run(request: Any) -> Any:
+        runs.append(request.out.name)
+        return original(request)
+
+    monkeypatch.setattr(module, "review", review)
+    monkeypatch.setattr(module, "train_run", train_run)
+    request_["settings"] |= {"training.minutes": 0.05}
+    del request_["steps"]
+    train(**request_)
+    out: Path = request_["out"]
+    assert runs == [REVERSE, "run"]
+    lines = list(zip(read_lines(request_["monolingual"]), read_lines(out / MADE), strict=True))
+    assert any("tea" in text for text, _ in lines)
+    assert all(not made for text, made in lines if "tea" in text)
+    minutes = [read_stored(folder / "settings.toml").training.minutes for folder in (out / REVERSE, out)]
+    assert minutes == pytest.approx([0.05 / 3, 0.1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "language-model", "target": None}, "`data.monolingual` means nothing where `task.kind` is language"),
+        ({"target": None}, "takes a file for each side: give --source and --target"),
+        ({"monolingual": "nowhere.en"}, "nowhere.en does not exist: `data.monolingual` names text"),
+        ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
+        ({"preset": "huge"}, "`preset` must be one of"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_trained(
+    changes: dict[str, Any], message: str, request_: dict[str, Any]
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(**(request_ | changes))
+    assert not request_["out"].exists()
+
+
+def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TransduceError, match=r"is for one process: .* --back-translated"):
+        train(**request_)
+    assert not request_["out"].exists()
+
+
+def test_another_run_is_not_written_over(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "other")
+    with pytest.raises(TransduceError, match="holds a run already"):
+        train(**(request_ | {"out": tmp_path / "other"}))
+    assert not (tmp_path / "other" / REVERSE).exists()
+
+
+def test_a_dry_run_leaves_nothing(request_: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(**request_, dry_run=True) is None
+    assert not request_["out"].exists()
+    told = capsys.readouterr().err
+    assert "First a model of the other direction" in told
+    assert "data.languages" in told
+    assert "translated back" in told
