@@ -47,7 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     original_load = module.load
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:
-        translator = original_load(*arguments, **options)
+        translator: Translator = original_load(*arguments, **options)
         translator.search = module.msgspec.structs.replace(translator.search, min_length=3, max_length=6)
         return translator
 
