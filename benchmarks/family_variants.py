@@ -59,7 +59,6 @@ QUICK: Settings = {
     "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1,
     "model.d_model": 64,
-    "model.d_ff": 128,
     "training.batch_tokens": 512,
 }
 

@@ -46,6 +46,8 @@ _NOT_RECURRENT = (
     *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
     *("position_offset", "sinusoids_to_end", "attention_window"),
 )
+# Sizes that every preset says, and that recurrent models were stored with: they mean nothing, and do no harm.
+IDLE_OF_RECURRENT = ("d_ff", "num_heads", "norm_order")
 _ONLY_WITH = {
     "max_positions": ("learned",),
     "position_offset": ("sinusoidal", "learned"),

@@ -1,8 +1,11 @@
 """What no corpus could make right is refused before one is read, which may take minutes."""
 
+import msgspec
+
 from transduce.errors import TransduceError
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
+from transduce.model.config_rules import IDLE_OF_RECURRENT
 from transduce.runtime.folder import ModelFolder
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
@@ -29,6 +32,7 @@ def foresee(
         TransduceError: settings that cannot be met, whatever the text; none of it was read.
     """
     kind.check(settings)
+    _refuse_idle(settings)
     check_adaptation(settings)
     beginning = read_beginning(settings)
     kept = None if beginning is None else beginning.model.config
@@ -37,6 +41,19 @@ def foresee(
         settings = follow_model(settings, kept, account)
     check_choices(settings, kept, machine)
     return settings, beginning
+
+
+def _refuse_idle(settings: Settings) -> None:
+    """Sizes that a recurrent model does not have. A run that goes on may have been stored with them."""
+    if settings.model.kind != "recurrent":
+        return
+    usual = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
+    for name in IDLE_OF_RECURRENT:
+        said = getattr(settings.model, name)
+        if said not in (None, usual[name]):
+            raise TransduceError(
+                f"`model.{name}` = {said} means nothing where `model.kind` is recurrent: leave it out."
+            )
 
 
 def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:

@@ -21,6 +21,7 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, score, words_a_line
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.config_rules import IDLE_OF_RECURRENT
 from transduce.model.fast import temporary_twin
 from transduce.model.fused import training_kernels
 from transduce.model.packing import PackedBatch
@@ -188,6 +189,7 @@ class Translation(TextKind):
         """What a preset says; recurrent layers are at most two a side, as more of them hardly learn."""
         found = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
+            found = {name: size for name, size in found.items() if name not in IDLE_OF_RECURRENT}
             found |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
             found |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return found
