@@ -1,9 +1,13 @@
 """What a caller hands in: texts, and paths."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
+from typing import TypeVar
 
 from transduce.errors import TransduceError
+
+T = TypeVar("T")
 
 
 def as_texts(given: str | Iterable[str]) -> list[str]:
@@ -35,6 +39,45 @@ def as_text(given: str) -> str:
     if not isinstance(given, str):
         raise TransduceError(f"One text, a `str`, is asked for, but {given!r} was given.")
     return given
+
+
+def as_phrases(given: Iterable[str]) -> list[str]:
+    """What a translation contains, as a list; one text is refused, for it would be its characters.
+
+    Raises:
+        TransduceError: it is no list of texts.
+    """
+    if isinstance(given, str):
+        raise TransduceError(f"Phrases are a list of texts, but `{given}` is one text: write [`{given}`].")
+    return as_texts(given)
+
+
+def as_many(what: str, sentences: int, given: Iterable[T]) -> list[T]:
+    """What each of so many sentences has of its own, as a list.
+
+    Raises:
+        TransduceError: there are more of it or fewer.
+    """
+    found = list(given)
+    if len(found) != sentences:
+        raise TransduceError(
+            f"Each sentence has a {what} of its own, but there are {sentences:,} sentences and {len(found):,} of these."
+        )
+    return found
+
+
+def as_whole(given: int, name: str, *, least: int, most: int | None = None) -> int:
+    """A whole number in its range, NumPy's too, as one of Python's; `name` names it in a sentence.
+
+    Raises:
+        TransduceError: it is none, or out of the range.
+    """
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TransduceError(f"`{name}` must be a whole number, but is {given!r}.")
+    if given < least or (most is not None and given > most):
+        bound = f"at least {least:,}" if given < least else f"at most {most:,}"
+        raise TransduceError(f"`{name}` must be {bound}, but is {given:,}.")
+    return int(given)
 
 
 def as_path(given: str | Path, what: str) -> Path:

@@ -281,12 +281,12 @@ def test_different_line_counts() -> None:
 
 
 def test_too_few_resamples() -> None:
-    with pytest.raises(TransduceError, match="at least 100 resamples, but 99 were asked for"):
+    with pytest.raises(TransduceError, match="`resamples` must be at least 100, but is 99"):
         compare(["a"], ["b"], ["a"], target_language="en", resamples=99)
 
 
 def test_negative_seed() -> None:
-    with pytest.raises(TransduceError, match="seed must not be negative, but it is -1"):
+    with pytest.raises(TransduceError, match="`seed` must be at least 0, but is -1"):
         compare(["a"], ["b"], ["a"], target_language="en", seed=-1)
 
 

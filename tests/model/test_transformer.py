@@ -389,9 +389,9 @@ def test_what_is_no_configuration_is_told() -> None:
     with pytest.raises(TransduceError, match="A model is made of a `ModelConfig`, but 512 was given"):
         Transformer(anything)
     for settings, message in (
-        ({"source_vocabulary_size": "100"}, "`model.source_vocabulary_size` must be at least 1, but is '100'"),
-        ({"num_heads": 8.0}, "`model.num_heads` must be at least 1, but is 8.0"),
-        ({"dropout": "0.1"}, r"`model.dropout` must be in \[0, 1\), but is '0.1'"),
+        ({"source_vocabulary_size": "100"}, "`model.source_vocabulary_size` must be a whole number, but is '100'"),
+        ({"num_heads": 8.0}, "`model.num_heads` must be a whole number, but is 8.0"),
+        ({"dropout": "0.1"}, "`model.dropout` must be a number, but is '0.1'"),
     ):
         sizes: dict[str, Any] = {"source_vocabulary_size": 9, "target_vocabulary_size": 9} | settings
         with pytest.raises(TransduceError, match=message):

@@ -23,7 +23,10 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             r"`model\.max_positions` = 7 means nothing where",
         ),
         ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
-        ({"model.kind": "recurrent", "model.num_heads": 2}, r"`model\.num_heads` = 2 means nothing where `model\.kind` is"),
+        (
+            {"model.kind": "recurrent", "model.num_heads": 2},
+            r"`model\.num_heads` = 2 means nothing where `model\.kind` is",
+        ),
         ({"model.kind": "recurrent", "model.norm_order": "post"}, r"`model\.norm_order` = post means nothing where"),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from transduce.evaluation.scores import check_line_counts
+from transduce.evaluation.scores import corresponding_lines
 from transduce.text.languages import is_of_word
 
 
@@ -32,7 +32,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     Raises:
         TransduceError: there are more of the one than of the other, or none.
     """
-    check_line_counts({"hypotheses": hypotheses, "references": references})
+    hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
     return RougeReport(
         texts=len(pairs),

@@ -3,7 +3,7 @@
 import hashlib
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -108,7 +108,7 @@ def score(
     target_language: str | None,
     tokenize: str | None = None,
     lowercase: bool = False,
-    decoding: Mapping[str, str | int | float | bool] = {},
+    decoding: Mapping[str, str | int | float | bool] | None = None,
 ) -> ScoreReport:
     """Score hypotheses against one reference each: BLEU (Papineni et al. 2002) and chrF (Popović 2015).
 
@@ -119,9 +119,8 @@ def score(
     Raises TransduceError when the line counts differ, when there is nothing to score, and for a tokenizer
     that does not exist, is not installed, or would be downloaded.
     """
-    check_line_counts({"hypotheses": hypotheses, "references": references})
+    hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
-    hypotheses, references = one_line_each(hypotheses), one_line_each(references)
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase)
     counted: BLEUScore = bleu.corpus_score(hypotheses, [references])
     chrf_value: float = chrf.corpus_score(hypotheses, [references]).score
@@ -136,7 +135,7 @@ def score(
         target_language=target_language,
         tokenize=choice.name,
         lowercase=lowercase,
-        decoding=dict(decoding),
+        decoding=dict(decoding or {}),
         hypothesis_sha256=lines_sha256(hypotheses),
         reference_sha256=lines_sha256(references),
         warnings=find_warnings({"hypotheses": hypotheses}, references, choice, target_language),
@@ -162,12 +161,22 @@ def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: st
     return sum(len(bleu.tokenizer(line).split()) for line in counted) / len(counted)
 
 
-def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
-    """Raise TransduceError unless the named lists of lines are equally long and not empty."""
+def corresponding_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The named groups of lines, as they would stand in files.
+
+    Raises:
+        TransduceError: they are not equally long, or empty.
+    """
     for name, group in lines.items():
         if isinstance(group, str):
             raise TransduceError(f"The {name} must be a list of lines, but are one text: write [`{group[:40]}`].")
-        as_texts(group)
+    found = {name: one_line_each(as_texts(group)) for name, group in lines.items()}
+    check_line_counts(found)
+    return list(found.values())
+
+
+def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
+    """Raise TransduceError unless the named lists of lines are equally long and not empty."""
     counts = {name: len(group) for name, group in lines.items()}
     listed = " and ".join(f"{count:,} {name}" for name, count in counts.items())
     if len(set(counts.values())) > 1:

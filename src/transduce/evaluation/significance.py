@@ -19,13 +19,13 @@ from transduce.evaluation.resampling import (
     randomisation_differences,
 )
 from transduce.evaluation.scores import (
-    check_line_counts,
+    corresponding_lines,
     find_warnings,
     lines_sha256,
     make_metrics,
-    one_line_each,
 )
 from transduce.evaluation.tokenizers import choose_tokenizer
+from transduce.given import as_texts, as_whole
 
 MetricName = Literal["BLEU", "chrF"]
 
@@ -139,11 +139,9 @@ def compare(
     check_trial(resamples, seed, names)
     name_a, name_b = names
     given = {f"hypotheses of {name_a}": hypotheses_a, f"hypotheses of {name_b}": hypotheses_b}
-    check_line_counts({**given, "references": references})
+    lines_a, lines_b, references = corresponding_lines({**given, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
-    systems = {name: one_line_each(lines) for name, lines in given.items()}
-    lines_a, lines_b = systems.values()
-    references = one_line_each(references)
+    systems = dict(zip(given, (lines_a, lines_b), strict=True))
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase, references=references)
     trial = Trial(lines_a, lines_b, names, resamples, seed)
     return Comparison(
@@ -223,12 +221,10 @@ def describe_needed(difference: float, standard_error: float, *, sentences: int)
 
 def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
     """Raises TransduceError for what `compare` refuses whatever the translations are."""
-    if resamples < MINIMUM_RESAMPLES:
-        raise TransduceError(
-            f"A test needs at least {MINIMUM_RESAMPLES} resamples, but {resamples} were asked for: use 1,000."
-        )
-    if seed < 0:
-        raise TransduceError(f"The seed must not be negative, but it is {seed}: use 0 or a positive number.")
+    as_whole(resamples, "resamples", least=MINIMUM_RESAMPLES)
+    as_whole(seed, "seed", least=0)
+    if isinstance(names, str) or len(as_texts(names)) != 2:
+        raise TransduceError(f"`names` must be two texts, one for each system, but is {names!r}.")
     if names[0] == names[1]:
         raise TransduceError(f"Two systems need two names, but both are called {names[0]!r}: rename one.")
 

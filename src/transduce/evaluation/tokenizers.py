@@ -51,6 +51,9 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
 
     Raises TransduceError when the one asked for does not exist, is not installed or would be downloaded.
     """
+    for name, said in (("target_language", target_language), ("tokenize", tokenize)):
+        if said is not None and not isinstance(said, str):
+            raise TransduceError(f"`{name}` must be a text or None, but is {said!r}.")
     if tokenize is None:
         return fitting_tokenizer(target_language)
     if tokenize in DOWNLOADED_TOKENIZERS:

@@ -48,6 +48,7 @@ _NOT_RECURRENT = (
 )
 # Sizes that every preset says, and that recurrent models were stored with: they mean nothing, and do no harm.
 IDLE_OF_RECURRENT = ("d_ff", "num_heads", "norm_order")
+_TYPE_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
 _ONLY_WITH = {
     "max_positions": ("learned",),
     "position_offset": ("sinusoidal", "learned"),
@@ -69,6 +70,7 @@ def check_config(config: Any) -> None:
         TransduceError: a word that names no brick, a size out of its range, or settings that contradict each other.
     """
     _check_words(config)
+    _check_types(config)
     _check_sizes(config)
     _check_ranges(config)
     _check_vocabularies(config)
@@ -89,6 +91,30 @@ def _check_words(config: Any) -> None:
     for name, words in _words_of(kind).items():
         if (said := getattr(config, name)) not in words:
             raise TransduceError(f"`model.{name}` must be {', '.join(words[:-1])} or {words[-1]}, but is {said!r}.")
+
+
+@cache
+def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
+    """What else may be said: types, None among them where nothing may be."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _words_of(kind)}
+    return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
+
+
+def _check_types(config: Any) -> None:
+    """Refuses what a folder could not keep: True for a size, a word for yes or no."""
+    kind: Any = type(config)
+    for name, types in _types_of(kind).items():
+        value = getattr(config, name)
+        # A whole number is a number too; yes and no are none, though Python counts them among these.
+        found = bool if isinstance(value, bool) else int if isinstance(value, int) else type(value)
+        if found not in types and not (found is int and float in types) and not _is_word(value, types):
+            wanted = " or ".join(dict.fromkeys(_TYPE_WORDS.get(each, f"a {each.__name__}") for each in types))
+            raise TransduceError(f"`model.{name}` must be {wanted}, but is {value!r}.")
+
+
+def _is_word(value: Any, types: tuple[Any, ...]) -> bool:
+    """Whether it is one of the words of a type that may also be None."""
+    return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 
 def _check_sizes(config: Any) -> None:

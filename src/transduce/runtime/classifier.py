@@ -79,6 +79,7 @@ class Classifier:
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str]) -> Tensor:
         """Of each class for each text, (B, C), float32 on the CPU."""
+        texts = as_texts(texts)
         rows = self.encode(texts)
         found = torch.empty(len(texts), len(self.labels))
         for places in of_like_lengths([len(row) for row in rows], _BATCH_PIECES):
@@ -87,7 +88,7 @@ class Classifier:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces that the model reads of each text."""
-        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(texts)]
+        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         config = self.model.config

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.runtime.native_search import find_search_program
 from transduce.runtime.phrases import forbid_texts, mentions
 from transduce.runtime.scorer import TransformerScorer
@@ -16,7 +17,7 @@ from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.coverage import Coverage
 from transduce.search.ensemble import Ensemble, MeanAttention
-from transduce.search.forced import generate_rules
+from transduce.search.forced import check_ids, generate_rules
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search
@@ -67,13 +68,8 @@ def begin_search(
         )
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
-    attentive = search.coverage_penalty > 0.0 and search.sampling is None and width > 1
-    if attentive and any(
-        model.config.kind == "recurrent" and model.config.recurrent_attention == "none" for model in models
-    ):
-        raise TransduceError(
-            "`coverage_penalty` goes by what the decoder attends to, but this model has no attention: leave it out."
-        )
+    check_search(search, [model.config for model in models], width=width)
+    attentive = _follows_attention(search, width)
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
     if vocabulary.forced:
@@ -197,17 +193,34 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
             raise TransduceError(f"A translation must begin with `{prefix}`, but `{text}` is forbidden in it.")
 
 
+def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
+    """Refuses a search that models cannot be asked for; `width` is its beam's.
+
+    Raises:
+        TransduceError: it goes by attention that one has not, or names pieces that are none.
+    """
+    if _follows_attention(search, width) and any(
+        config.kind == "recurrent" and config.recurrent_attention == "none" for config in configs
+    ):
+        raise TransduceError(
+            "`coverage_penalty` goes by what the decoder attends to, but this model has no attention: leave it out."
+        )
+    if search.generate is not None:
+        check_ids(search.generate, configs[0].target_vocabulary_size)
+
+
+def _follows_attention(search: SearchSettings, width: int) -> bool:
+    return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
+
+
 def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
     """Refuses what cannot be had together with phrases that a translation must contain.
 
     Raises:
-        TransduceError: they are one text and no list, or there are drawn translations, groups of beams, or a phrase
-            with a forbidden text in it.
+        TransduceError: there are drawn translations, groups of beams, or a phrase with a forbidden text in it.
     """
     if not phrases:
         return
-    if isinstance(phrases, str):
-        raise TransduceError(f"Phrases are a list of texts, but `{phrases}` is one text: write [`{phrases}`].")
     if search.sampling is not None:
         raise TransduceError("Phrases that a translation must contain are searched for: leave sampling out.")
     if search.diverse_groups > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.given import as_path, as_text
+from transduce.given import as_path, as_text, as_whole
 from transduce.model.encoder import Encoder
 from transduce.model.precision import Precision
 from transduce.runtime.placement import place_encoder
@@ -77,8 +77,7 @@ class Filler:
         Raises:
             TransduceError: there is no mask, the text is too long, or no candidate is asked for.
         """
-        if not isinstance(candidates, int) or candidates < 1:
-            raise TransduceError(f"At least 1 candidate a mask must be asked for, but it is {candidates!r}.")
+        candidates = as_whole(candidates, "candidates", least=1)
         ids = encode_with_masks(self.tokenizer.source, as_text(text))
         masks = [place for place, id in enumerate(ids) if id == self._marks.mask]
         if not masks:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from transduce.data.series_scale import Numbers
 from transduce.errors import TransduceError
-from transduce.given import as_path
+from transduce.given import as_path, as_whole
 from transduce.model.precision import DTYPES, Precision
 from transduce.model.series import SeriesTransformer
 from transduce.runtime.folder import read_series_model
@@ -82,7 +82,7 @@ class Forecaster:
         Raises:
             TransduceError: the history is too short, of other columns, or not finite.
         """
-        past = self._checked(history)
+        past = self._checked_windows(self._one_window(history), history)
         found = self.forecast_windows(past, self.card.horizon if steps is None else steps, samples=samples, seed=seed)
         bounds = [None if bound is None else bound[0] for bound in (found.low, found.high)]
         return Forecast(found.columns, found.values[0], *bounds)
@@ -92,10 +92,11 @@ class Forecaster:
         """The same for several windows at once, (B, S, C) to (B, T, C); the last points of each past are read.
 
         Raises:
-            TransduceError: the number of steps or samples is out of its range, or the model foretells no deviations to
-                sample by.
+            TransduceError: the pasts are too short, of other columns, or not finite; an option is out of its range; or
+                the model foretells no deviations to sample by.
         """
-        self._check_options(steps, samples)
+        past = self._checked_windows(past, past)
+        steps, samples, seed = self._checked_options(steps, samples, seed)
         past = past[:, past.shape[1] - self.card.past :]
         if not samples:
             return Forecast(self.card.columns, self._roll(past, steps, None))
@@ -105,35 +106,37 @@ class Forecaster:
         low, high = np.quantile(courses, [_LOW, _HIGH], axis=1)
         return Forecast(self.card.columns, courses.mean(axis=1), low, high)
 
-    def _check_options(self, steps: int, samples: int) -> None:
-        for name, value, least in (("steps", steps, 1), ("samples", samples, 0)):
-            if not (isinstance(value, int) and value >= least):
-                raise TransduceError(f"`{name}` must be at least {least}, but is {value!r}.")
+    def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
+        steps, samples = as_whole(steps, "steps", least=1), as_whole(samples, "samples", least=0)
+        seed = as_whole(seed, "seed", least=0, most=2**63 - 1)
         if samples and not self.model.config.foretells_deviations:
             raise TransduceError(
                 f"`samples` is {samples}, but this model foretells no deviations to draw by: train one with "
                 "`task.series.likelihood` = gaussian, or leave it out."
             )
+        return steps, samples, seed
 
-    def _checked(self, history: ArrayLike) -> Numbers:
-        """A window of one row, (1, N, C)."""
-        try:
-            values, columns = np.asarray(history, np.float64), len(self.card.columns)
-        except (TypeError, ValueError) as error:
-            raise TransduceError(f"A history must be a table of numbers, but this one is none: {error}.") from None
-        values = values[:, None] if values.ndim == 1 else values
-        if values.ndim != 2 or values.shape[1] != columns:
+    def _one_window(self, history: ArrayLike) -> Numbers:
+        """One history as windows, (1, N, C)."""
+        values = _numbers(history)
+        return (values[:, None] if values.ndim == 1 else values)[None]
+
+    def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
+        """Windows that the model can read, (B, S, C), which were given in some form."""
+        values = _numbers(past)
+        if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(
                 f"A history has a row for each point and a column for each of {', '.join(self.card.columns)}, but this "
-                f"one has the shape {np.shape(history)}."
+                f"one has the shape {np.shape(given)}."
             )
-        if len(values) < self.card.past:
+        if values.shape[1] < self.card.past:
             raise TransduceError(
-                f"The model reads {self.card.past} points of the past, but the history has {len(values)}: give more."
+                f"The model reads {self.card.past} points of the past, but the history has {values.shape[1]}: give "
+                "more."
             )
         if not np.isfinite(values).all():
             raise TransduceError("A history has finite numbers only, but this one has others: fill them in.")
-        return values[None]
+        return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
         """Forecasts, a block of windows at a time."""
@@ -151,6 +154,13 @@ class Forecaster:
             found = self.model.roll_out(inputs, wanted, generator=generator)
             known = np.concatenate([known, scale.undo(found.means.double().cpu().numpy())], axis=1)
         return known[:, past.shape[1] : past.shape[1] + steps]
+
+
+def _numbers(given: ArrayLike) -> Numbers:
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TransduceError(f"A history must be a table of numbers, but this one is none: {error}.") from None
 
 
 def load_forecaster(

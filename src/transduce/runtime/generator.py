@@ -59,7 +59,9 @@ class Continuation(msgspec.Struct, frozen=True):
     """Without the prompt."""
     pieces: tuple[str, ...]
     piece_log_probabilities: tuple[float, ...]
-    """In nats: the model's own, whatever was drawn from."""
+    """In nats: the model's own, whatever was drawn from. What is never written (padding, the unknown piece) has no
+    share of the probability here; to `Generator.score` all pieces have theirs.
+    """
     score: float
     """Their sum, over the length penalty where one was asked for."""
     ended: bool

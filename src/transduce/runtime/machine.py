@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.given import as_whole
 from transduce.model.precision import Precision
 
 # Values of ONEDNN_MAX_CPU_ISA, by which a person keeps instructions from being used.
@@ -65,9 +66,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     Raises:
         TransduceError: the device is not there, or the number of threads is not positive, or more than any machine has.
     """
-    if threads is not None and not 1 <= threads <= _MOST_THREADS:
-        limit = "at least 1" if threads < 1 else f"at most {_MOST_THREADS:,}"
-        raise TransduceError(f"`threads` must be {limit}, but is {threads:,}.")
+    threads = None if threads is None else as_whole(threads, "threads", least=1, most=_MOST_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     found = _find_device(device)
     if found.startswith("cuda"):
@@ -85,7 +84,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
 def _find_device(asked: str) -> str:
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
+    if not isinstance(asked, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
         raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{asked}`.")
     gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
     if asked != "cpu" and int(asked.partition(":")[2] or 0) >= gpus:

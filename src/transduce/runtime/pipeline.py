@@ -12,7 +12,7 @@ from typing import TypedDict, overload
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.given import as_texts
+from transduce.given import as_text, as_texts, as_whole
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator, load
 from transduce.search.settings import SearchSettings
@@ -92,12 +92,13 @@ class TranslationPipeline:
         Raises:
             TransduceError: an option is out of its range.
         """
+        longest = None if max_length is None else as_whole(max_length, "max_length", least=2)
         search = self._search(
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
-                "max_length": max_new_tokens if max_new_tokens is not None or max_length is None else max_length - 1,
-                "min_length": None if min_length is None else max(0, min_length - 1),
+                "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
+                "min_length": None if min_length is None else max(0, as_whole(min_length, "min_length", least=0) - 1),
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )
@@ -136,7 +137,7 @@ def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> Tra
     Raises:
         TransduceError: the task is another one, or not this model's.
     """
-    languages = re.fullmatch(r"translation(?:_([^_]+)_to_([^_]+))?", task)
+    languages = re.fullmatch(r"translation(?:_([^_]+)_to_([^_]+))?", as_text(task))
     if languages is None:
         raise TransduceError(f"A pipeline's task must be `translation` or `translation_XX_to_YY`, but is `{task}`.")
     if isinstance(device, int):

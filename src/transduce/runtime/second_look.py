@@ -1,14 +1,16 @@
 """Doubtful translations are looked for once more, by a wider search with rules against what was doubted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from transduce.errors import TransduceError
+from transduce.given import as_many, as_phrases
 from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
 from transduce.runtime.phrases import mentions
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SearchSettings, checked_search
 
 _WIDTH = 8
 # What a run of pieces may not do twice, first and then where that was not enough.
@@ -19,7 +21,11 @@ def review(translator: Translator, translations: Sequence[Translation]) -> list[
     """What speaks against each of a translator's translations; mostly nothing.
 
     Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
+
+    Raises:
+        TransduceError: they are no translations.
     """
+    translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
     unread = translator.tokenizer.source.unread
     return [
@@ -51,8 +57,9 @@ def look_again(
     Raises:
         TransduceError: as `Translator.translate`.
     """
-    found, search = list(translations), search or translator.search
-    wanted = [[]] * len(found) if phrases is None else phrases
+    translations = _checked(translations)
+    found, search = list(translations), checked_search(search or translator.search)
+    wanted = [[]] * len(found) if phrases is None else as_many("list of phrases", len(found), map(as_phrases, phrases))
     doubts = review(translator, translations)
     for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
         groups: dict[int, list[int]] = {}
@@ -75,6 +82,23 @@ def look_again(
                     alternatives = (best, *(each for each in former if each.text != best.text))[: len(former)]
                     found[number] = msgspec.structs.replace(other, alternatives=alternatives)
                     doubts[number] = known
+    return found
+
+
+def _checked(translations: Iterable[Translation]) -> list[Translation]:
+    """What is handed in, as a list.
+
+    Raises:
+        TransduceError: there is something else among it.
+    """
+    if isinstance(translations, Translation) or not isinstance(translations, Iterable):
+        raise TransduceError(f"A list of translations is asked for, but {translations!r} was given: write [it].")
+    found = list(translations)
+    for each in found:
+        if not isinstance(each, Translation):
+            raise TransduceError(
+                f"What a translator returned is asked for, `Translation`s, but {each!r} is among it: translate first."
+            )
     return found
 
 

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.given import as_paths, as_text, as_texts
+from transduce.given import as_many, as_paths, as_phrases, as_text, as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.precision import Precision
 from transduce.model.transformer import Transformer
@@ -151,7 +151,7 @@ class Translator:
         changes = {name: value for name, value in said.items() if value is not None}
         chosen = msgspec.structs.replace(checked_search(search or self.search), **changes)
         sentences = as_texts(text)
-        wanted = [phrases] * len(sentences)
+        wanted = [as_phrases(phrases)] * len(sentences)
         found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted)
         return found[0] if isinstance(text, str) else found
 
@@ -178,8 +178,12 @@ class Translator:
                 parts, and marked in the result.
 
         Raises:
-            TransduceError: the options contradict each other, or strict results cannot be had.
+            TransduceError: the options contradict each other, there are not as many phrases or places as sentences,
+                or strict results cannot be had.
         """
+        sentences, search = as_texts(sentences), checked_search(search)
+        phrases = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
+        places = None if places is None else as_many("place", len(sentences), places)
         parts = cut(sentences, self.tokenizer.source, self.longest_source)
         check_prefix(search, as_text(prefix))
         prefix_ids = spell_prefix(prefix, self.tokenizer.target)
@@ -222,10 +226,10 @@ class Translator:
             TransduceError: as `translate`.
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
-        check_prefix(search, prefix)
-        spelt = self._spell([phrases], search)
+        check_prefix(search, as_text(prefix))
+        spelt = self._spell([as_phrases(phrases)], search)
         between = ""
-        for part in cut([sentence], self.tokenizer.source, self.longest_source):
+        for part in cut([as_text(sentence)], self.tokenizer.source, self.longest_source):
             if part.is_empty:
                 continue
             own_prefix = [] if part.number else spell_prefix(prefix, self.tokenizer.target)
@@ -262,9 +266,9 @@ class Translator:
             length_penalty: alpha of the penalty that scores are divided by; 0: they are log-probabilities.
 
         Raises:
-            TransduceError: their numbers differ, or one is too long.
+            TransduceError: their numbers differ, one is too long, or the penalty is out of its range.
         """
-        alpha, generate = length_penalty, self.search.generate
+        alpha, generate = SearchSettings(length_penalty=length_penalty).length_penalty, self.search.generate
         return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
 
     def search_ids(
@@ -312,7 +316,6 @@ class Translator:
         if not any(phrases or ()):
             return []
         for own in phrases or ():
-            as_texts(own)
             check_phrases(search, own)
         return [[spell_phrase(phrase, self.tokenizer.target) for phrase in own] for own in phrases or ()]
 

@@ -3,13 +3,14 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.search.rules import Forbid, Rule
 
 _NEVER = float("-inf")
@@ -29,6 +30,33 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     stop: Literal["full", "likely", "never"] = "likely"
     # What the rules leave has all the probability: `renormalize_logits`, which OPUS models ask for.
     renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        for name, id in _ids_of(self):
+            if isinstance(id, bool) or not isinstance(id, int) or id < 0:
+                raise TransduceError(
+                    f"`search.generate.{name}` must be the number of a piece, from 0 on, but is {id!r}."
+                )
+
+
+def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
+    for name in ("forced_first_id", "forced_last_id"):
+        if (id := getattr(settings, name)) is not None:
+            yield name, id
+    yield from (("forbidden_ids", id) for id in settings.forbidden_ids)
+
+
+def check_ids(settings: GenerateSettings, size: int) -> None:
+    """Refuses numbers that are no pieces of a vocabulary of this size.
+
+    Raises:
+        TransduceError: one is.
+    """
+    for name, id in _ids_of(settings):
+        if id >= size:
+            raise TransduceError(
+                f"`search.generate.{name}` must be a piece of the vocabulary, 0 to {size - 1:,}, but is {id:,}."
+            )
 
 
 class ForcedPiece:

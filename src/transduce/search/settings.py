@@ -3,6 +3,7 @@
 import math
 from functools import cache
 from numbers import Integral, Real
+from typing import Any
 
 import msgspec
 
@@ -23,15 +24,16 @@ _MILLION = 1_000_000
 # Beyond these, a penalty would leave the range of float32, and a beam would go on for hours: with room for so many
 # pieces, the length penalty may always make up for more log-probability than has been lost.
 _GREATEST = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
+_GREATEST |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _GREATEST |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
 _LEAST_TEMPERATURE, _GREATEST_TEMPERATURE = 1e-30, 1e30  # beyond, logits would leave the range of float32
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
     """Whoever calls from Python may hand in anything. NumPy's numbers become Python's."""
-    for name, is_whole in _numbers_of(type(settings)).items():
-        value = getattr(settings, name)
-        if value is None:
+    for name, hint in _numbers_of(type(settings)).items():
+        value, is_whole = getattr(settings, name), hint is not float
+        if value is None and hint not in (int, float):
             continue
         fits = isinstance(value, Integral) if is_whole else isinstance(value, Real)
         if isinstance(value, bool) or not fits:
@@ -52,10 +54,10 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 @cache
-def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, bool]:
-    """Its fields that are numbers, and whether these are whole."""
-    numbers = {int: True, int | None: True, float: False}
-    return {field.name: numbers[field.type] for field in msgspec.structs.fields(kind) if field.type in numbers}
+def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Its fields that are numbers, and of which type."""
+    numbers = (int, int | None, float)
+    return {field.name: field.type for field in msgspec.structs.fields(kind) if field.type in numbers}
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

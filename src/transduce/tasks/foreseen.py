@@ -6,6 +6,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.config_rules import IDLE_OF_RECURRENT
+from transduce.runtime.decoding import check_search
 from transduce.runtime.folder import ModelFolder
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
@@ -20,6 +21,7 @@ from transduce.tasks.text_kind import TextKind
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import PRESETS
 
+_OF_ATTENTION = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
 _SIZE = 1 << 15  # of vocabularies, for the time being
 
 
@@ -44,16 +46,20 @@ def foresee(
 
 
 def _refuse_idle(settings: Settings) -> None:
-    """Sizes that a recurrent model does not have. A run that goes on may have been stored with them."""
-    if settings.model.kind != "recurrent":
+    """What does nothing in a recurrent model. A run that goes on may have been stored with it."""
+    model = settings.model
+    if model.kind != "recurrent":
         return
     usual = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
-    for name in IDLE_OF_RECURRENT:
-        said = getattr(settings.model, name)
+    idle = dict.fromkeys(IDLE_OF_RECURRENT, "`model.kind` is recurrent")
+    if not model.embedding_norm:
+        idle["norm_epsilon"] = "`model.kind` is recurrent and `model.embedding_norm` is false"
+    if model.recurrent_attention == "none" and not model.recurrent_self_attention:
+        idle |= dict.fromkeys(_OF_ATTENTION, "`model.recurrent_attention` is none")
+    for name, where in idle.items():
+        said = getattr(model, name)
         if said not in (None, usual[name]):
-            raise TransduceError(
-                f"`model.{name}` = {said} means nothing where `model.kind` is recurrent: leave it out."
-            )
+            raise TransduceError(f"`model.{name}` = {said} means nothing where {where}: leave it out.")
 
 
 def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
@@ -71,6 +77,9 @@ def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine
         _foresee_model(settings) if kept is None else keep_model(settings, kept, str(settings.start_from), Account())
     )
     check_training(settings, model, machine)
+    if kind_of(settings.task.kind).writes_translations:
+        search = msgspec.structs.replace(settings.search, generate=None)  # whose pieces are not known yet
+        check_search(search, [model], width=search.beam_size)
 
 
 def _foresee_model(settings: Settings) -> ModelConfig:

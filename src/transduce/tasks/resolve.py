@@ -149,7 +149,7 @@ def resolve_training(
     return ResolvedTraining(
         steps=steps,
         batch_tokens=batch_tokens,
-        accumulate=_resolve_accumulate(said.accumulate, parts, account),
+        accumulate=_resolve_accumulate(said.accumulate, parts, account, batch_tokens),
         optimizer=optimizer,
         learning_rate=rate,
         schedule=schedule,
@@ -179,7 +179,12 @@ def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[Optimize
     return choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
 
 
-def _resolve_accumulate(said: int | None, choice: Choice[int], account: Account) -> int:
+def _resolve_accumulate(said: int | None, choice: Choice[int], account: Account, batch_tokens: int) -> int:
+    if said is not None and said > batch_tokens:
+        raise TransduceError(
+            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), a token a part, but is "
+            f"{said:,}."
+        )
     if said is None and choice.value == 1:
         return 1  # not worth a line
     parts: int = account.take("training.accumulate", said, choice)

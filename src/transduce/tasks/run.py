@@ -18,6 +18,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
 from transduce.model.gpu.available import why_no_triton
+from transduce.runtime.decoding import check_search
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
 from transduce.tasks.account import Account
@@ -130,6 +131,8 @@ class Run:
         else:
             model = keep_model(settings, kept, str(settings.start_from), account)
         model = self.kind.adapt_model(model, corpus, settings.task)
+        if self.kind.writes_translations:
+            check_search(settings.search, [model], width=settings.search.beam_size)
         training = resolve_training(settings, model, self.machine, corpus=corpus, account=account)
         return ResolvedSettings(
             preset=preset,
