@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -240,3 +241,15 @@ def test_unknown_tokenizer() -> None:
 def test_one_text_is_no_list_of_lines() -> None:
     with pytest.raises(TransduceError, match=r"The hypotheses must be a list of lines, but are one text"):
         score("I love you", ["I love you"], target_language="en")
+
+
+def test_lines_may_come_one_by_one() -> None:
+    lines = ["The cat sat on the mat.", "It rains."]
+    assert score(iter(lines), iter(lines), target_language="en") == score(lines, lines, target_language="en")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["target_language", "tokenize"])
+def test_what_is_no_language_is_told(name: str) -> None:
+    options: dict[str, Any] = {"target_language": "en"} | {name: 3}
+    with pytest.raises(TransduceError, match=f"`{name}` must be a text or None, but is 3"):
+        score(["a"], ["a"], **options)

@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -293,3 +294,24 @@ def test_negative_seed() -> None:
 def test_two_systems_of_one_name() -> None:
     with pytest.raises(TransduceError, match="two names, but both are called 'model'"):
         compare(["a"], ["b"], ["a"], target_language="en", names=("model", "model"))
+
+
+def test_lines_may_come_one_by_one() -> None:
+    one, other = ["a b c d", "e f"], ["a b c", "e f"]
+    given = (iter(one), iter(other), iter(one))
+    assert compare(*given, target_language="en") == compare(one, other, one, target_language="en")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resamples": "x"}, "`resamples` must be a whole number, but is 'x'"),
+        ({"resamples": 150.5}, "`resamples` must be a whole number, but is 150.5"),
+        ({"seed": None}, "`seed` must be a whole number, but is None"),
+        ({"names": ("a",)}, "`names` must be two texts"),
+        ({"names": "ab"}, "`names` must be two texts"),
+    ],
+)
+def test_what_is_no_test_is_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        compare(["a"], ["b"], ["a"], target_language="en", **options)

@@ -22,6 +22,13 @@ SHAPE: dict[str, Any] = {
     ("changes", "message"),
     [
         ({"num_key_value_heads": 0}, r"`model\.num_key_value_heads` must be at least 1, but is 0\."),
+        ({"num_heads": True}, r"`model\.num_heads` must be a whole number, but is True\."),
+        ({"bias": "no"}, r"`model\.bias` must be true or false, but is 'no'\."),
+        ({"tie_output": None}, r"`model\.tie_output` must be true or false, but is None\."),
+        ({"final_norm": 1}, r"`model\.final_norm` must be true or false or None, but is 1\."),
+        ({"d_k": 2.0}, r"`model\.d_k` must be a whole number or None, but is 2\.0\."),
+        ({"eos_id": "x"}, r"`model\.eos_id` must be a whole number, but is 'x'\."),
+        ({"positions": "rotary", "rotary_scaling": {"factor": 2.0}}, r"must be a RotaryScaling or None, but is \{"),
         ({"num_key_value_heads": 3}, r"must be a multiple of `model\.num_key_value_heads`, but 4 is not one of 3\."),
         ({"attention_window": 0}, r"`model\.attention_window` must be at least 1, but is 0\."),
         ({"attention_scale": 0.0}, r"`model\.attention_scale` must be a positive number, but is 0\.0\."),

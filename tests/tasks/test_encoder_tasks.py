@@ -115,7 +115,7 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
         (["no mask here"], r'There is nothing to fill in "no mask here": put \[MASK\]'),
         (["[MASK] " * 40], r"A text to fill may have 22 pieces at most, but this one has 40"),
         ([""], r'There is nothing to fill in "": put \[MASK\]'),
-        (["[MASK]", "--candidates", "0"], r"At least 1 candidate a mask must be asked for, but it is 0"),
+        (["[MASK]", "--candidates", "0"], "`candidates` must be at least 1, but is 0"),
     ],
 )
 def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: list[str], message: str) -> None:

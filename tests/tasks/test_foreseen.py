@@ -28,6 +28,18 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             r"`model\.num_heads` = 2 means nothing where `model\.kind` is",
         ),
         ({"model.kind": "recurrent", "model.norm_order": "post"}, r"`model\.norm_order` = post means nothing where"),
+        (
+            {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "dot"},
+            r"`model\.attention_score` = dot means nothing where `model\.recurrent_attention` is none",
+        ),
+        (
+            {"model.kind": "recurrent", "model.recurrent_attention": "none", "search.coverage_penalty": 0.2},
+            r"`coverage_penalty` goes by what the decoder attends to, but this model has no attention",
+        ),
+        (
+            {"search.generate.forbidden_ids": [-1]},
+            r"`search\.generate\.forbidden_ids` must be the number of a piece, from 0 on, but is -1",
+        ),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
         (
@@ -107,3 +119,25 @@ def test_a_step_reads_the_text_once_at_most(
     settings = toy_settings | {"training.batch_tokens": 1_000_000}
     train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
     assert "training.accumulate" not in capsys.readouterr().err  # all of it is one part
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"search.generate.forced_first_id": 99_999}, r"`search\.generate\.forced_first_id` must be a piece .* 99,999"),
+        (
+            {"search.generate.forbidden_ids": [5, 300]},
+            r"forbidden_ids` must be a piece of the vocabulary, 0 to \d+, but",
+        ),
+        (
+            {"training.batch_tokens": 600, "training.accumulate": 601},
+            r"`training\.accumulate` must be at most .* \(600\)",
+        ),
+    ],
+)
+def test_what_the_corpus_shows_to_be_wrong_is_told_before_the_first_step(
+    settings: dict[str, Any], refusal: str, toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(TransduceError, match=refusal):
+        train(out=tmp_path / "run", settings=toy_settings | settings, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()

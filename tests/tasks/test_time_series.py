@@ -237,10 +237,27 @@ def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> Non
     anything: Any = [["a", "b"]] * 30
     with pytest.raises(TransduceError, match="A history must be a table of numbers, but this one is none: could not"):
         forecaster(anything)
-    for steps in ("3", 2.5):
+    for steps in ("3", 2.5, True):
         wrong: Any = steps
-        with pytest.raises(TransduceError, match=rf"`steps` must be at least 1, but is {steps!r}"):
+        with pytest.raises(TransduceError, match=rf"`steps` must be a whole number, but is {steps!r}"):
             forecaster(wave(30), wrong)
+    with pytest.raises(TransduceError, match="`seed` must be at most"):
+        forecaster(wave(30), seed=2**70)
+    assert (forecaster(wave(30), np.int64(3)).values == forecaster(wave(30), 3).values).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("past", "message"),
+    [
+        (np.zeros((2, 5, 2)), "The model reads 24 points of the past, but the history has 5"),
+        (np.zeros((2, 30, 3)), r"this one has the shape \(2, 30, 3\)"),
+        (np.zeros((30, 2)), r"this one has the shape \(30, 2\)"),
+        (np.full((2, 30, 2), np.inf), "finite numbers only"),
+    ],
+)
+def test_windows_that_cannot_be_read_are_refused(past: Any, message: str, forecaster: Forecaster) -> None:
+    with pytest.raises(TransduceError, match=message):
+        forecaster.forecast_windows(past, 3)
 
 
 def test_other_readers_say_what_the_folder_is_for(model: Path) -> None:

@@ -17,7 +17,7 @@ _WIDTH = 8
 _REPEATED_PIECES = (3, 2)
 
 
-def review(translator: Translator, translations: Sequence[Translation]) -> list[tuple[Doubt, ...]]:
+def review(translator: Translator, translations: Iterable[Translation]) -> list[tuple[Doubt, ...]]:
     """What speaks against each of a translator's translations; mostly nothing.
 
     Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
@@ -36,11 +36,11 @@ def review(translator: Translator, translations: Sequence[Translation]) -> list[
 
 def look_again(
     translator: Translator,
-    translations: Sequence[Translation],
+    translations: Iterable[Translation],
     search: SearchSettings | None = None,
     *,
     prefix: str = "",
-    phrases: Sequence[Sequence[str]] | None = None,
+    phrases: Iterable[Iterable[str]] | None = None,
 ) -> list[Translation]:
     """The same translations; those of which one with fewer doubts is found have it as their best alternative.
 

@@ -1,6 +1,6 @@
 """Text to text with a trained model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -104,7 +104,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
-        phrases: Sequence[str] = (),
+        phrases: Iterable[str] = (),
         search: SearchSettings | None = None,
     ) -> Translation: ...
     @overload
@@ -117,7 +117,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
-        phrases: Sequence[str] = (),
+        phrases: Iterable[str] = (),
         search: SearchSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(
@@ -129,7 +129,7 @@ class Translator:
         n_best: int | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
-        phrases: Sequence[str] = (),
+        phrases: Iterable[str] = (),
         search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
         """Translates one sentence, or several in one go; the order is kept.
@@ -157,12 +157,12 @@ class Translator:
 
     def translate(
         self,
-        sentences: Sequence[str],
+        sentences: Iterable[str],
         search: SearchSettings,
         *,
         prefix: str = "",
-        phrases: Sequence[Sequence[str]] | None = None,
-        places: Sequence[int] | None = None,
+        phrases: Iterable[Iterable[str]] | None = None,
+        places: Iterable[int] | None = None,
         observer: Observer | None = None,
     ) -> list[Translation]:
         """Translates sentences, sorted by length inside and returned in their own order.
@@ -182,12 +182,12 @@ class Translator:
                 or strict results cannot be had.
         """
         sentences, search = as_texts(sentences), checked_search(search)
-        phrases = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
-        places = None if places is None else as_many("place", len(sentences), places)
+        wanted = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
+        chances = None if places is None else as_many("place", len(sentences), places)
         parts = cut(sentences, self.tokenizer.source, self.longest_source)
         check_prefix(search, as_text(prefix))
         prefix_ids = spell_prefix(prefix, self.tokenizer.target)
-        spelt = self._spell(phrases, search)
+        spelt = self._spell(wanted, search)
         watch = PartsObserver(observer)
         found = {id(part): Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
         for batch in self._batches([part for part in parts if not part.is_empty], spelt, search):
@@ -197,7 +197,7 @@ class Translator:
                 search,
                 prefixes=[[] if part.number else prefix_ids for part in waiting],
                 phrases=[_phrases_of(part, spelt) for part in waiting],
-                places=[_place(part, places) for part in waiting],
+                places=[_place(part, chances) for part in waiting],
                 observer=None if observer is None else watch,
             )
             found |= {id(part): self._translation(part, each) for part, each in zip(waiting, hypotheses, strict=True)}
@@ -209,7 +209,7 @@ class Translator:
         search: SearchSettings | None = None,
         *,
         prefix: str = "",
-        phrases: Sequence[str] = (),
+        phrases: Iterable[str] = (),
     ) -> Iterator[str]:
         """The best translation as it grows: pieces of text that are, joined, the translation.
 
