@@ -166,23 +166,25 @@ def _translate(translator: Translator, path: str, file: ResumableFile, display: 
     file.open()
     display.say(f"Translating {path} back, from line {file.progress.lines + 1:,} on.")
     started_at = reported_at = time.monotonic()
-    doubtful = 0
+    lines = doubtful = 0
     for portion in waiting:
         translations = translator.translate(portion.lines, translator.search)
         texts = [
             "" if doubts else translation.text
             for translation, doubts in zip(translations, review(translator, translations), strict=True)
         ]
-        doubtful += texts.count("")
+        lines, doubtful = lines + len(texts), doubtful + texts.count("")
         file.append(portion.lines, "".join(f"{text}\n" for text in texts))
         if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
             reported_at = time.monotonic()
             display.say(f"{file.progress.lines:,} lines, {format_duration(reported_at - started_at)}")
     file.finish()
     display.say(
-        f"{file.progress.lines:,} lines translated back in {format_duration(time.monotonic() - started_at)}; "
-        f"{doubtful:,} of them doubtful or empty, and left out."
+        f"{lines:,} lines translated back in {format_duration(time.monotonic() - started_at)}; {doubtful:,} of them "
+        "doubtful or empty, and left out."
     )
+    if 2 * doubtful > lines:
+        display.say("warning: These are most of them: the model of the other direction has learnt too little.")
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
