@@ -106,6 +106,10 @@ class GatedModel:
                 break
         return [Translation(sentence, _alternatives(sentence, search.n_best)) for sentence in sentences]
 
+    def unread(self, sentence: str) -> str:
+        """It has no pieces for one sign."""
+        return "☃" * sentence.count("☃")
+
     def text(self, ids: Sequence[int]) -> str:
         """A word a step."""
         return " ".join(f"word{id}" for id in ids)

@@ -58,6 +58,7 @@ def test_doubts_come_only_where_they_are_asked_for(live: Any) -> None:
     assert found == [[], [copied, {"kind": "copied", "found": "UND NOCH EINER"}]]
     form = live.ask("POST", "/translate", "q=ein+Satz&source=de&target=en&doubts=true", FORM)
     assert form.json["doubts"] == [copied]
+    assert live.translate("eins ☃", doubts=True).json["doubts"][0] == {"kind": "unread", "found": "☃"}
 
 
 def test_alternatives_come_only_where_they_are_asked_for(live: Any) -> None:

@@ -35,6 +35,9 @@ class Model(Protocol):
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""
 
+    def unread(self, sentence: str) -> str:
+        """The characters of a source that no piece spells."""
+
 
 # The place of a sentence in its request, the pieces of its best hypothesis so far, and how many of them are certain.
 Progress = Callable[[int, Sequence[int], int], None]

@@ -68,6 +68,10 @@ class ServedModel:
         """The target text that pieces spell."""
         return self.translator.tokenizer.target.decode(ids)
 
+    def unread(self, sentence: str) -> str:
+        """The characters of a source that no piece spells."""
+        return self.translator.tokenizer.source.unread(sentence)
+
 
 def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
     """A model as it is named on the command line: FOLDER, or SOURCE:TARGET=FOLDER.

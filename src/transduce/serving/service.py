@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -200,9 +200,17 @@ def _answer(task: Task, wish: Wish, translations: Iterator[Translation]) -> Answ
     ranks = range(wish.alternatives + 1)
     texts = dict.fromkeys(task.plan.assemble([_nth(translation, rank) for translation in found]) for rank in ranks)
     best, *others = texts
-    languages = {"source_language": task.source, "target_language": wish.target}
-    doubts = tuple(doubt for each in found if wish.doubts for doubt in find_doubts(each, **languages))
+    doubts = _doubts(found, task.model, task.source, wish.target) if wish.doubts else ()
     return Answer(best, others, task.source, task.detected, doubts)
+
+
+def _doubts(translations: Iterable[Translation], model: Model, source: str, target: str) -> tuple[Doubt, ...]:
+    """What speaks against a text's translations, one after the other."""
+    return tuple(
+        doubt
+        for each in translations
+        for doubt in find_doubts(each, source_language=source, target_language=target, unread=model.unread(each.source))
+    )
 
 
 def _nth(translation: Translation, rank: int) -> str:
