@@ -9,19 +9,16 @@ trainings take the same number of steps of the same size with the same model (`-
 text takes besides half as many for the model of the other direction. Scored by the default search.
 """
 
-import json
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from denoising import evaluate, train
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 from tatoeba_zh_en import SOURCE, TARGET, write_corpus
 
 from transduce.text.files import read_lines
-
-RESULT = "evaluation.json"
 
 
 class Work(NamedTuple):
@@ -52,23 +49,6 @@ def write_text(path: Path, most: int | None) -> None:
         if (key := _key(line)) and key not in known:
             fresh.setdefault(key, line)
     path.write_text("".join(f"{line}\n" for line in islice(fresh.values(), most)), encoding="utf-8", newline="\n")
-
-
-def train(folder: Path, *options: str) -> None:
-    """A run by the command, gone on with where it was cut."""
-    command = [sys.executable, "-m", "transduce", "train", "--out", str(folder), "--resume", "--device", "cpu"]
-    subprocess.run([*command, *options], check=True, stdout=sys.stderr)
-
-
-def evaluate(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
-    """BLEU and chrF of a folder's model; what is there already is not computed again."""
-    path = folder / RESULT
-    if not path.exists():
-        command = [sys.executable, "-m", "transduce", "evaluate", str(folder), "--device", "cpu", "--json", str(path)]
-        named = ["--source", str(files[SOURCE]), "--reference", str(files[TARGET])]
-        subprocess.run([*command, *named], check=True, stdout=sys.stderr)
-    scores: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return scores
 
 
 def run(work: Work) -> dict[str, float]:
