@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.folder import read_encoder_decoder_folder
 from transduce.runtime.translator import load
 from transduce.tasks.denoising import Spoiler
-from transduce.tasks.settings import NoiseSettings
+from transduce.tasks.noise import NoiseSettings
 from transduce.tasks.train import train
 
 

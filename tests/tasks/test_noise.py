@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, add_noise, marks_of, share_of
-from transduce.tasks.settings import NoiseSettings
+from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, marks_of, share_of
 
 MARKS = list(range(1000, 1100))
 KINDS = ["infilling", "spans", "masking", "deletion"]

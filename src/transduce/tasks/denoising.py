@@ -19,9 +19,9 @@ from transduce.model.transformer import Transformer
 from transduce.tasks.card import front_matter
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kind import Outcome, Place, Share, model_dtype, text_alone
-from transduce.tasks.noise import add_noise, marks_of
+from transduce.tasks.noise import NoiseSettings, add_noise, marks_of
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.settings import DataSettings, NoiseSettings, Settings, TaskSettings
+from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
 from transduce.tasks.texts import write_texts
 from transduce.tasks.translation import DevSet, TranslationTask, dev_batches

@@ -4,12 +4,13 @@ Pieces are plain arrays here, without the end symbol. What is drawn comes from a
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.tasks.settings import NoiseSettings
+from transduce.errors import TransduceError
 
 Ids = NDArray[np.int64]
 
@@ -23,6 +24,29 @@ class Noised(NamedTuple):
 
     source: Ids
     target: Ids
+
+
+class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How denoising spoils a text. `task.noise.*` in a settings file."""
+
+    # `infilling`: a mask stands for each span, also for empty ones (BART, Lewis et al. 2020); `spans`: a mark of its
+    # own for each span, and the spans alone are written (T5, Raffel et al. 2020); `masking`: a mask for each piece;
+    # `deletion`: pieces go without a trace.
+    kind: Literal["infilling", "spans", "masking", "deletion"] = "infilling"
+    # Share of the pieces that are taken away; None: BART's 0.3, and T5's 0.15 for `spans`.
+    share: float | None = None
+    # Mean length of a span, in pieces.
+    mean_span: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0.0 < self.share < 1.0:
+            raise TransduceError(f"`task.noise.share` must be between 0 and 1, but is {self.share}.")
+        if self.kind in ("masking", "deletion") and self.mean_span != 3.0:
+            raise TransduceError(
+                f"`task.noise.mean_span` means nothing where `task.noise.kind` is {self.kind}: leave it out."
+            )
+        if not self.mean_span >= 1.0:
+            raise TransduceError(f"`task.noise.mean_span` must be at least 1, but is {self.mean_span}.")
 
 
 def share_of(noise: NoiseSettings) -> float:

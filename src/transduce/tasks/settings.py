@@ -21,6 +21,7 @@ from transduce.errors import TransduceError
 from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import Activation, AttentionKind, AttentionScore, Kind, Norm, NormOrder, Positions
 from transduce.search.settings import SearchSettings
+from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import valid_language
@@ -43,29 +44,6 @@ _OTHER_NAMES = {
     "lstm": "recurrent",
     "gru": "recurrent",
 }
-
-
-class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How denoising spoils a text. `task.noise.*` in a settings file."""
-
-    # `infilling`: a mask stands for each span, also for empty ones (BART, Lewis et al. 2020); `spans`: a mark of its
-    # own for each span, and the spans alone are written (T5, Raffel et al. 2020); `masking`: a mask for each piece;
-    # `deletion`: pieces go without a trace.
-    kind: Literal["infilling", "spans", "masking", "deletion"] = "infilling"
-    # Share of the pieces that are taken away; None: BART's 0.3, and T5's 0.15 for `spans`.
-    share: float | None = None
-    # Mean length of a span, in pieces.
-    mean_span: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.share is not None and not 0.0 < self.share < 1.0:
-            raise TransduceError(f"`task.noise.share` must be between 0 and 1, but is {self.share}.")
-        if self.kind in ("masking", "deletion") and self.mean_span != 3.0:
-            raise TransduceError(
-                f"`task.noise.mean_span` means nothing where `task.noise.kind` is {self.kind}: leave it out."
-            )
-        if not self.mean_span >= 1.0:
-            raise TransduceError(f"`task.noise.mean_span` must be at least 1, but is {self.mean_span}.")
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
