@@ -128,6 +128,4 @@ def settings_of(variant: Variant, corpus: Corpus, *, quick: bool) -> Settings:
     }
     if variant.recurrent:
         base |= RECURRENT
-    if variant.settings.get("model.recurrent_attention") == "none":
-        del base["model.attention_score"]
     return base | (QUICK if quick else {}) | variant.settings

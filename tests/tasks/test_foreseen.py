@@ -1,5 +1,6 @@
 """What contradicts itself is refused before a corpus is read: here there is none to be read."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,6 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             r"`model\.max_positions` = 7 means nothing where",
         ),
         ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
-        (
-            {"model.kind": "recurrent", "model.num_heads": 2},
-            r"`model\.num_heads` = 2 means nothing where `model\.kind` is",
-        ),
-        ({"model.kind": "recurrent", "model.norm_order": "post"}, r"`model\.norm_order` = post means nothing where"),
-        (
-            {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "dot"},
-            r"`model\.attention_score` = dot means nothing where `model\.recurrent_attention` is none",
-        ),
         (
             {"model.kind": "recurrent", "model.recurrent_attention": "none", "search.coverage_penalty": 0.2},
             r"`coverage_penalty` goes by what the decoder attends to, but this model has no attention",
@@ -141,3 +133,14 @@ def test_what_the_corpus_shows_to_be_wrong_is_told_before_the_first_step(
     with pytest.raises(TransduceError, match=refusal):
         train(out=tmp_path / "run", settings=toy_settings | settings, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_does_nothing_in_a_recurrent_model_is_told(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "general"}
+    train(out=tmp_path, settings=toy_settings | own, dry_run=True, device="cpu", threads=1)
+    told = capsys.readouterr().err
+    assert re.search(r"model.d_ff +64  does nothing: a recurrent model has none", told)
+    assert re.search(r"model.attention_score +general  does nothing: this model has no attention", told)
+    assert "model.num_heads" not in told

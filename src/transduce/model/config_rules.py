@@ -46,7 +46,7 @@ _NOT_RECURRENT = (
     *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
     *("position_offset", "sinusoids_to_end", "attention_window"),
 )
-# Sizes that every preset says, and that recurrent models were stored with: they mean nothing, and do no harm.
+# Sizes that recurrent models do not have; every preset says them, and stored models have them.
 IDLE_OF_RECURRENT = ("d_ff", "num_heads", "norm_order")
 _TYPE_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
 _ONLY_WITH = {

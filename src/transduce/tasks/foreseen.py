@@ -19,7 +19,7 @@ from transduce.tasks.settings import Settings
 from transduce.tasks.stored_beginning import check_adaptation
 from transduce.tasks.text_kind import TextKind
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
-from transduce.training.choices import PRESETS
+from transduce.training.choices import PRESETS, Choice
 
 _OF_ATTENTION = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
 _SIZE = 1 << 15  # of vocabularies, for the time being
@@ -34,7 +34,7 @@ def foresee(
         TransduceError: settings that cannot be met, whatever the text; none of it was read.
     """
     kind.check(settings)
-    _refuse_idle(settings)
+    _tell_idle(settings, account)
     check_adaptation(settings)
     beginning = read_beginning(settings)
     kept = None if beginning is None else beginning.model.config
@@ -45,21 +45,21 @@ def foresee(
     return settings, beginning
 
 
-def _refuse_idle(settings: Settings) -> None:
-    """What does nothing in a recurrent model. A run that goes on may have been stored with it."""
+def _tell_idle(settings: Settings, account: Account) -> None:
+    """Enters what does nothing in a recurrent model, such as sizes that a file has for several kinds of model."""
     model = settings.model
     if model.kind != "recurrent":
         return
     usual = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
-    idle = dict.fromkeys(IDLE_OF_RECURRENT, "`model.kind` is recurrent")
+    idle = dict.fromkeys(IDLE_OF_RECURRENT, "does nothing: a recurrent model has none")
     if not model.embedding_norm:
-        idle["norm_epsilon"] = "`model.kind` is recurrent and `model.embedding_norm` is false"
+        idle["norm_epsilon"] = "does nothing: a recurrent model has no norms but that of `model.embedding_norm`"
     if model.recurrent_attention == "none" and not model.recurrent_self_attention:
-        idle |= dict.fromkeys(_OF_ATTENTION, "`model.recurrent_attention` is none")
-    for name, where in idle.items():
+        idle |= dict.fromkeys(_OF_ATTENTION, "does nothing: this model has no attention")
+    for name, reason in idle.items():
         said = getattr(model, name)
         if said not in (None, usual[name]):
-            raise TransduceError(f"`model.{name}` = {said} means nothing where {where}: leave it out.")
+            account.take(f"model.{name}", None, Choice(said, reason))
 
 
 def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
