@@ -93,7 +93,10 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
             "but it is '13b': did you mean '13a'?",
         ),
         (["compare", "MODEL", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"], "it is '13b'"),
-        (["compare", "MODEL", "DEV", "--source", "DEV", "--reference", "DEV", "--seed", "-1"], "seed must not be neg"),
+        (
+            ["compare", "MODEL", "DEV", "--source", "DEV", "--reference", "DEV", "--seed", "-1"],
+            "`seed` must be at least 0",
+        ),
         (
             ["compare", "MODEL", "SHORT", "--reference", "DEV"],
             "is a model, which needs sentences to translate: give --source",
