@@ -76,6 +76,7 @@ def test_version(capsys: Capture) -> None:
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
         (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; texts are named by --source and"),
+        (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; texts are named by --source and --reference"),
         (["help", "trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],

@@ -27,6 +27,8 @@ def test_errors_by_hand() -> None:
     assert report.square_skill == pytest.approx(100.0 * (1.0 - (0.5 / 2.5) ** 0.5))
     assert "66.7 % lower absolute" in str(report)
     assert "1 windows of 2 points" in str(report)
+    worse = score_forecasts(past, actual, forecasts + 9.0, names=("load", "flat"), season=2)
+    assert "466.7 % higher absolute" in str(worse)
 
 
 def test_a_season_is_found_beside_trend_and_noise() -> None:

@@ -121,3 +121,8 @@ def test_lines_of_plain_text_are_sentences() -> None:
     assert sentences == ["one", " two ", "\u2028x"]
     assert assemble(["1", "2", "3"]) == "1\n\n2\r\n3"
     assert plan_text(" \n").sentences == []
+
+
+def test_sentences_that_were_parts_of_a_text_without_spaces_have_one_between_them() -> None:
+    said = {"我们买茶": "We buy tea.", "今天": "Today.", "你看见猫": "You see cats."}
+    assert translate("我们买茶<i>今天</i>你看见猫", said, spaced=True) == "We buy tea.<i> Today.</i> You see cats."

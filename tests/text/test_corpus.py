@@ -1,6 +1,8 @@
 """Reading parallel text: what a line is, which files are understood, and what is said about broken ones."""
 
+import bz2
 import gzip
+import lzma
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -150,6 +152,13 @@ def test_broken_gzip(write: Write) -> None:
         list(read_lines(write("bad.gz", whole[:500] + b"\xff" * 200 + whole[700:])))
     with pytest.raises(TransduceError, match=r"plain\.gz is not gzip although its name ends in \.gz"):
         list(read_lines(write("plain.gz", b"a\n")))
+
+
+@pytest.mark.parametrize(("compress", "name"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
+def test_other_compression_is_named(compress: Callable[[bytes], bytes], name: str, write: Write) -> None:
+    with pytest.raises(TransduceError, match=f"text.en is compressed by {name}, but of these only gzip is read"):
+        list(read_lines(write("text.en", compress(b"a line\n"))))
+    assert list(read_lines(write("plain.en", b"BZh is no magic\n"))) == ["BZh is no magic"]
 
 
 def test_capital_suffixes_and_empty_lines_of_objects(write: Write) -> None:

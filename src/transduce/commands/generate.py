@@ -105,9 +105,12 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
 
 def _stream(generator: Generator, prompt: str, search: SearchSettings, *, one_line: bool) -> None:
     with standard_output() as output:
-        output.write(prompt)
+        growing = generator.stream(prompt, search, one_line=one_line)
+        first = next(growing, "")  # what cannot be had is told before anything is written
+        for text in (prompt, first):
+            output.write(text)
         output.flush()
-        for text in generator.stream(prompt, search, one_line=one_line):
+        for text in growing:
             output.write(text)
             output.flush()
         output.write("\n")

@@ -71,7 +71,8 @@ class Parser(argparse.ArgumentParser):
         """Leaves with exit code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
-            message += "; texts are named by --source and --target"
+            other = "--reference" if "--reference" in self._option_string_actions else "--target"
+            message += f"; texts are named by --source and {other}"
         sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
         raise SystemExit(2)
 

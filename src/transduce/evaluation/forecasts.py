@@ -45,10 +45,14 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
             for name, errors in self.series.items()
         ]
         lines.append(
-            f"{self.windows:,} windows of {self.horizon} points: {self.skill:.1f} % lower absolute and "
-            f"{self.square_skill:.1f} % lower root mean square error than repeating the last {self.season} points"
+            f"{self.windows:,} windows of {self.horizon} points: {_lower(self.skill)} absolute and "
+            f"{_lower(self.square_skill)} root mean square error than repeating the last {self.season} points"
         )
         return "\n".join(lines)
+
+
+def _lower(skill: float) -> str:
+    return f"{-skill:.1f} % higher" if skill < 0 else f"{skill:.1f} % lower"
 
 
 def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:

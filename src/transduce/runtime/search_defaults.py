@@ -32,7 +32,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
     try:
         return msgspec.convert(table, SearchSettings)
     except msgspec.ValidationError as error:
-        raise TransduceError(f"The search settings in {folder} cannot be used: {error}.") from None
+        raise TransduceError(f"The search settings in {folder} cannot be used: {str(error).rstrip('.')}.") from None
 
 
 def read_longest_source(folder: Path) -> int:

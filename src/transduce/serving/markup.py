@@ -237,10 +237,13 @@ def _one_by_one(
     return "".join(parts)
 
 
+_SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
+
+
 def _gap(source_before: str, source: str, before: str, after: str, *, spaced: bool) -> str:
-    """A space between two words, where the source is written without any and the target is not."""
+    """A space between two words, or behind a sentence, where the source is written without and the target is not."""
     is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
-    between_words = before[-1:].isalnum() and after[:1].isalnum()
+    between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if spaced and is_unspaced and between_words else ""
 
 

@@ -18,6 +18,12 @@ from typing import BinaryIO, cast
 from transduce.errors import TransduceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_OTHER_COMPRESSION = {
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "zip": re.compile(rb"PK\x03\x04"),
+}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -195,6 +201,9 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
 
 def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
     compressed = plain.peek(2).startswith(_GZIP_MAGIC)
+    for name, magic in _OTHER_COMPRESSION.items():
+        if magic.match(plain.peek(16)):
+            raise TransduceError(f"{path} is compressed by {name}, but of these only gzip is read: unpack it.")
     if path.suffix == ".gz" and not compressed:
         raise TransduceError(f"{path} is not gzip although its name ends in .gz: compress or rename it.")
     # The buffer around it makes reading by lines several times faster.
