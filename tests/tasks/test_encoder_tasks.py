@@ -209,6 +209,10 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     assert main(["classify", model, files["dev_source"], *arguments, *COMPUTING]) == 0
     assert json.loads(capsys.readouterr().out)["right"] == sum(map(str.__eq__, labels, right))
     assert (tmp_path / "out.txt").read_text("utf-8").split("\n")[:-1] == labels
+    mistaken = ["--labels", files["dev_source"], "--output", str(tmp_path / "none.txt")]
+    assert main(["classify", model, files["dev_source"], *mistaken, *COMPUTING]) == 2
+    assert "is no label of this model, nor is any other line: its labels are" in capsys.readouterr().err
+    assert not (tmp_path / "none.txt").exists()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who sings? The cow eats, 7\n")))
     assert main(["classify", model, "--probabilities", "2", *COMPUTING]) == 0
     columns = capsys.readouterr().out.strip().split("\t")

@@ -15,6 +15,7 @@ from transduce.runtime.classifier import Classification, Classifier, load_classi
 from transduce.text.files import read_lines
 
 _LINES_AT_A_TIME = 1_024
+_MOST_SHOWN = 8  # labels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +76,12 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
     if labels is not None:
         place = options.text or "standard input"
         check_line_counts({f"lines in {place}": texts, f"lines in {options.labels}": labels})
+        if not set(classifier.labels).intersection(labels):
+            more = ", …" if len(classifier.labels) > _MOST_SHOWN else ""
+            raise TransduceError(
+                f'{options.labels}:1: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels '
+                f"are {', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
+            )
     found = list(_classified(classifier, texts))
     if options.output:
         lines = "".join(f"{line_of(each, options.probabilities)}\n" for each in found)
