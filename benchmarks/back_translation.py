@@ -72,9 +72,7 @@ def make_rows(found: dict[str, float]) -> list[Row]:
     """Each one's score, and the gain."""
     rows = [Row(f"Tatoeba zh-en, {name}", value, "BLEU") for name, value in found.items()]
     gain = found["with text"] - found["pairs alone"]
-    rows.append(
-        Row("Tatoeba zh-en, gain by text", gain, "BLEU", peer="pairs alone", peer_value=found["pairs alone"], bar=None)
-    )
+    rows.append(Row("Tatoeba zh-en, gain by text", gain, "BLEU", "pairs alone", found["pairs alone"]))
     return rows
 
 

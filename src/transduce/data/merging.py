@@ -162,8 +162,9 @@ class _Merging:
         by_machine = self._are_by_machine()
         remaining = keys[self._stays & ~by_machine]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
-        known = np.isin(keys, source_keys([candidate.target for candidate in held]))
-        taken = self._stays & np.where(by_machine, known, have_held_source(keys, held))
+        taken = self._stays & have_held_source(keys, held)
+        known = np.isin(keys[by_machine], source_keys([candidate.target for candidate in held]))
+        taken[by_machine] = self._stays[by_machine] & known
         self._held = [candidate for candidate in held if candidate.kept]
         self._report.held_out = len(self._held)
         firsts = [self._number(candidate.block, candidate.row) for candidate in self._held]

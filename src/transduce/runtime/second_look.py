@@ -57,10 +57,9 @@ def look_again(
     Raises:
         TransduceError: as `Translator.translate`.
     """
-    translations = _checked(translations)
-    found, search = list(translations), checked_search(search or translator.search)
+    found, search = _checked(translations), checked_search(search or translator.search)
     wanted = [[]] * len(found) if phrases is None else as_many("list of phrases", len(found), map(as_phrases, phrases))
-    doubts = review(translator, translations)
+    doubts = review(translator, found)
     for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
         groups: dict[int, list[int]] = {}
         for number, own in enumerate(doubts):
