@@ -11,6 +11,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.translator import Translator, load
 from transduce.tasks import monolingual
 from transduce.tasks.monolingual import REVERSE
+from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
@@ -174,6 +175,26 @@ def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: py
     with pytest.raises(TransduceError, match=r"is for one process: .* --back-translated"):
         train(**request_)
     assert not request_["out"].exists()
+
+
+def test_who_does_not_train_says_so(request_: dict[str, Any], tmp_path: Path) -> None:
+    data = {name: [str(request_[name])] for name in ("source", "target", "monolingual")}
+    request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
+    with pytest.raises(TransduceError, match=r"`data.monolingual` is for `transduce train` .*: leave it out"):
+        prepare_corpus_folder(request)
+    with pytest.raises(TransduceError, match="`--dry-run` tells what a run would begin with: leave `--resume` out"):
+        train(**request_, dry_run=True, resume=True)
+    assert not request_["out"].exists()
+    assert not (tmp_path / "ahead").exists()
+
+
+@pytest.mark.usefixtures("short")
+def test_the_other_direction_may_be_deleted_once_the_run_has_begun(request_: dict[str, Any]) -> None:
+    train(**request_)
+    shutil.rmtree(request_["out"] / REVERSE)
+    result = train(**(request_ | {"steps": 4}), resume=True)
+    assert result is not None
+    assert result.step == 4
 
 
 def test_another_run_is_not_written_over(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
