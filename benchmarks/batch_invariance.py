@@ -27,8 +27,9 @@ from emulated_bf16 import Emulation
 from report import Row, machine, parser, report
 
 from transduce.demo import demo
+from transduce.runtime.opening import load
 from transduce.runtime.strict import bucket
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines

@@ -3,7 +3,7 @@
 from decoding_worker import read_plan, resident_bytes, serve
 
 from transduce.model.fast import has_kernels
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.search.settings import SearchSettings
 
 

@@ -8,8 +8,9 @@ import torch
 from report import Row
 
 from transduce.runtime.machine import detect_machine
+from transduce.runtime.opening import load
 from transduce.runtime.translation import Alternative, Translation
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 

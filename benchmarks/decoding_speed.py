@@ -34,7 +34,8 @@ from environments import peer_python, pinned
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
 from transduce.runtime.machine import detect_machine
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.opening import load
+from transduce.runtime.translator import Translator
 from transduce.text.files import read_lines
 
 PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the environment that exchange.py has

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from transduce.errors import TransduceError
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -22,6 +23,7 @@ from transduce.serving.app import Application
 from transduce.serving.server import Server, address_of, open_socket
 from transduce.serving.service import Service
 from transduce.serving.settings import ServingSettings
+from transduce.text.glossary import Glossary
 
 _GATE_SECONDS = 60.0  # a test that forgets to open the gate fails, and does not hang
 
@@ -38,11 +40,13 @@ class GatedModel:
         beam_size: int = 1,
         most_batches: int | None = None,
         leak_bytes: int = 0,
+        glossary: Glossary | None = None,
     ) -> None:
         """`leak_bytes` are lost on every sentence, for tests that must find a leak."""
         self.longest_source = 256
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
+        self.glossary = glossary
         self.steps = steps
         self.steps_run = 0
         """In all batches together."""
@@ -87,8 +91,9 @@ class GatedModel:
         search: SearchSettings,
         places: Sequence[int],  # noqa: ARG002
         observer: Observer,
+        glossary: Glossary | None,
     ) -> list[Translation]:
-        """Capitals. A sentence with the word `poison` fails."""
+        """Capitals, and what a glossary wants. A sentence with the word `poison` fails."""
         self.batches.append(list(sentences))
         self._leaked.extend(bytes(self._leak_bytes) for _ in sentences if self._leak_bytes)
         if any("poison" in sentence for sentence in sentences):
@@ -104,7 +109,12 @@ class GatedModel:
             rows = [row for row in rows if row not in given_up]
             if not rows:
                 break
-        return [Translation(sentence, _alternatives(sentence, search.n_best)) for sentence in sentences]
+        return [Translation(sentence, _alternatives(sentence, search.n_best, glossary)) for sentence in sentences]
+
+    def check(self, glossary: Glossary, search: SearchSettings) -> None:  # noqa: ARG002
+        """It has no pieces for one sign."""
+        if any("☃" in target for term in glossary.terms for target in term.targets):
+            raise TransduceError("this model cannot write ☃")
 
     def unread(self, sentence: str) -> str:
         """It has no pieces for one sign."""
@@ -115,8 +125,10 @@ class GatedModel:
         return " ".join(f"word{id}" for id in ids)
 
 
-def _alternatives(sentence: str, count: int) -> tuple[Alternative, ...]:
-    texts = [sentence.upper() if number == 0 else f"{sentence.upper()} ({number})" for number in range(count)]
+def _alternatives(sentence: str, count: int, glossary: Glossary | None) -> tuple[Alternative, ...]:
+    words = [sentence.upper(), *(term.targets[0] for term in (glossary.find(sentence) if glossary else ()))]
+    best = " ".join(words)
+    texts = [best if number == 0 else f"{best} ({number})" for number in range(count)]
     return tuple(Alternative(text, (), (), score=0.0, ended=True) for text in texts)
 
 

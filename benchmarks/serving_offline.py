@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 
 
 def main() -> int:

@@ -21,7 +21,8 @@ from transduce.inspection.plots_files import save_chart
 from transduce.inspection.plots_runs import plot_attention
 from transduce.inspection.plots_tutorial import plot_positions, plot_schedules
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.opening import load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application
 from transduce.serving.models import ServedModel

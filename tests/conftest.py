@@ -155,7 +155,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, An
 @pytest.fixture(scope="session")
 def translator(trained: Path) -> "Translator":
     """Its model, in float32."""
-    from transduce.runtime.translator import load
+    from transduce.runtime.opening import load
 
     return load(trained, precision="fp32", device="cpu", threads=1)
 

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from transduce.inspection.attention import attention_maps, word_attention
 from transduce.inspection.terminal import draw_attention
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.opening import load
+from transduce.runtime.translator import Translator
 from transduce.tasks.run import RunRequest, train_run
 from transduce.text.demo_grammar import AlignedPair, generate
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.train import train
 
 STOPPED_AT, STEPS = 120, 150

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.train import train
 from transduce.training.checkpoint import checkpoints, load_checkpoint
 

@@ -93,7 +93,7 @@ def test_the_exported_hugging_face_folder_is_a_model_folder(
 ) -> None:
     need("huggingface")
     export(trained, tmp_path / "out", to="huggingface", threads=1)
-    from transduce.runtime.translator import load
+    from transduce.runtime.opening import load
 
     lines = read_lines(toy_corpus / "dev.zh")[:5]
     again = load(tmp_path / "out", precision="fp32", device="cpu", threads=1)

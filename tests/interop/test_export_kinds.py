@@ -20,8 +20,8 @@ from transduce.runtime.export import ExportReport, export
 from transduce.runtime.export_trial import trial_of
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.generator import load_generator
+from transduce.runtime.opening import load as load_translator
 from transduce.runtime.original import Original
-from transduce.runtime.translator import load as load_translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 from transduce.text.tokenizer import Tokenizer

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
-from transduce.inspection.words import piece_spans
 from transduce.runtime.generator import spell
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
+from transduce.runtime.wanted import check_glossary
+from transduce.search.settings import SearchSettings
 from transduce.text.byte_level import ByteLevelPairs
 from transduce.text.foreign import ForeignVocabulary, VocabularyRecord
+from transduce.text.glossary import Glossary, Term
+from transduce.text.word_spans import piece_spans
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
@@ -50,6 +53,13 @@ def test_a_line_of_a_language_model_ends_a_word(vocabulary: ForeignVocabulary) -
 
 def test_a_phrase_begins_a_word(vocabulary: ForeignVocabulary) -> None:
     assert [vocabulary.pieces(spelling) for spelling in spell_phrase("apple", vocabulary)] == [["Ġapple"]]
+
+
+def test_a_term_may_begin_a_sentence(vocabulary: ForeignVocabulary) -> None:
+    glossary = Glossary([Term("pomme", ("apple", "pine apple")), Term("Mac", ("Apple",))])
+    spelt = check_glossary(glossary, SearchSettings(), vocabulary)
+    forms = {source: [vocabulary.decode(list(ids)).strip() for ids in phrase] for source, phrase in spelt.items()}
+    assert forms == {"pomme": ["apple", "pine apple", "Apple", "Pine apple"], "Mac": ["Apple"]}
 
 
 def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabulary) -> None:

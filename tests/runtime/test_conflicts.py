@@ -8,10 +8,10 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.runtime.parts import is_unspaced
-from transduce.runtime.phrases import mentions
 from transduce.runtime.translation import Alternative, Translation, join_parts
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.mentions import mentions
 
 GREEDY = SearchSettings(beam_size=1)
 SOURCE = "我吃鱼。"

@@ -126,8 +126,9 @@ class Scripted:
         self.asked: list[tuple[list[str], SearchSettings, str, list[list[str]]]] = []
 
     def translate(
-        self, sentences: list[str], search: SearchSettings, *, prefix: str, phrases: list[list[str]]
+        self, sentences: list[str], search: SearchSettings, *, prefix: str, phrases: list[list[str]], glossary: object
     ) -> list[Translation]:
+        assert glossary is None
         self.asked.append((sentences, search, prefix, phrases))
         return [translation(sentence, *self.answers[sentence].pop(0)) for sentence in sentences]
 

@@ -9,8 +9,9 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.model.build import build_encoder_decoder
+from transduce.runtime.opening import load
 from transduce.runtime.parts import cut
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 

@@ -13,9 +13,10 @@ from transduce.model.config import ModelConfig
 from transduce.model.fast import native_state
 from transduce.model.layers import DecoderLayer
 from transduce.model.recurrent import Recurrent
+from transduce.runtime.opening import load
 from transduce.runtime.precision import to_eight_bits
 from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 

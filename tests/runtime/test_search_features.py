@@ -13,12 +13,13 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.build import build_encoder_decoder
 from transduce.runtime.decoding import pad
+from transduce.runtime.opening import load
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import StrictScorer, bucket
 from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.forced import GenerateSettings
 from transduce.search.settings import SamplingSettings, SearchSettings
 

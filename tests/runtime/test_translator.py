@@ -12,8 +12,9 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.runtime.decoding import pad
+from transduce.runtime.opening import load
 from transduce.runtime.translation import Alternative, Translation
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.constraints import ConstrainedSelection, Phrase, PhraseMatcher, Progress, allocate
+from transduce.search.constraints import ConstrainedSelection, Edges, Phrase, PhraseMatcher, Progress, allocate
 from transduce.search.loop import run
 from transduce.search.scorer import Bounds, Hypothesis
 
@@ -64,6 +64,16 @@ def test_any_way_to_write_a_phrase_will_do() -> None:
     assert follow(matcher, [5, 6]).unmet == follow(matcher, [7]).unmet == frozenset()
     assert matcher.missing(follow(matcher, [5])) == 1
     assert matcher.wanted(follow(matcher, [5])) == {5, 6, 7}
+
+
+def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
+    """5 is `tea`, 6 `cher`, 7 `s`, 8 another word."""
+    matcher = PhraseMatcher([((5,), (5, 7))], Edges(going_on=frozenset((6, 7)), within=frozenset((5, 6, 7))))
+    unmet = {written: follow(matcher, list(written)).unmet for written in ((5,), (5, 8), (5, 6), (5, 7), (5, 7, 8))}
+    assert unmet == {(5,): set(), (5, 8): set(), (5, 6): {0}, (5, 7): set(), (5, 7, 8): set()}
+    assert follow(matcher, [5, 7, 6]).unmet == {0}
+    assert follow(matcher, [5, 8, 6]).unmet == set()  # the other word goes on
+    assert follow(PhraseMatcher([((5,),)]), [5, 6]).unmet == set()  # nobody said what words are
 
 
 def test_a_phrase_that_is_named_twice_is_written_once() -> None:

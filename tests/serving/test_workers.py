@@ -17,6 +17,7 @@ from transduce.serving.jobs import Job
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
 from transduce.serving.worker import Workers
+from transduce.text.glossary import Glossary
 
 
 class Meeting:
@@ -25,6 +26,7 @@ class Meeting:
     source_language, target_language = "de", "en"
     search = SearchSettings(beam_size=1)
     longest_source = 256
+    glossary: Glossary | None = None
 
     def __init__(self, batches: int) -> None:
         self.meeting = threading.Barrier(batches)
@@ -39,6 +41,7 @@ class Meeting:
         search: SearchSettings,  # noqa: ARG002
         places: Sequence[int],  # noqa: ARG002
         observer: Observer,
+        glossary: Glossary | None,  # noqa: ARG002
     ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]
@@ -47,6 +50,9 @@ class Meeting:
         self.meeting.wait(10)  # whoever ends first leaves its threads to the others
         self.threads.append(tuple(seen))
         return [Translation(sentence, (nothing(),)) for sentence in sentences]
+
+    def check(self, glossary: Glossary, search: SearchSettings) -> None:
+        """There is nothing that it cannot write."""
 
     def text(self, ids: Sequence[int]) -> str:
         return str(ids)

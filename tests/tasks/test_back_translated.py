@@ -8,7 +8,7 @@ import pytest
 from transduce.commands.main import main
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.resume import read_stored
 from transduce.tasks.settings import make_settings
 from transduce.tasks.train import train

@@ -12,7 +12,7 @@ import torch
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_encoder_decoder_folder
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.denoising import Spoiler
 from transduce.tasks.noise import NoiseSettings
 from transduce.tasks.train import train

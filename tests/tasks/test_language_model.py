@@ -16,7 +16,7 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_decoder_folder, read_model_folder
 from transduce.runtime.generator import Generator, load_generator, spell
-from transduce.runtime.translator import load as load_translator
+from transduce.runtime.opening import load as load_translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train

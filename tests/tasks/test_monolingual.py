@@ -8,7 +8,8 @@ import pytest
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.opening import load
+from transduce.runtime.translator import Translator
 from transduce.tasks import monolingual
 from transduce.tasks.monolingual import REVERSE
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder

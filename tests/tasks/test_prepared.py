@@ -9,7 +9,7 @@ import pytest
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.text.files import read_lines

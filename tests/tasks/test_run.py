@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.runtime.opening import load
 from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kind import Place

@@ -17,7 +17,7 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder import MANIFEST, WEIGHTS, read_any_model_folder
-from transduce.runtime.translator import load
+from transduce.runtime.opening import load
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
 from transduce.training.engine import make_optimizer

@@ -13,11 +13,13 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
 from transduce.given import as_path
 from transduce.runtime.folder import MANIFEST
+from transduce.runtime.opening import load
 from transduce.runtime.search_defaults import read_search_settings
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.new_run import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
+from transduce.text.glossary import Glossary, read_glossary
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +102,20 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         const=True,
         help="bit-equal scores whatever is translated together, or a refusal; one thread a process",
     )
+
+
+def add_glossary(parser: argparse.ArgumentParser) -> None:
+    """Terms: --glossary."""
+    parser.add_argument(
+        "--glossary",
+        metavar="FILE",
+        help="how terms are translated: `term TAB translation` a line; one alone in its line stays as it is",
+    )
+
+
+def glossary_from(options: argparse.Namespace) -> Glossary | None:
+    """The glossary of `add_glossary`, if there is one."""
+    return None if options.glossary is None else read_glossary(Path(options.glossary))
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,11 @@ import msgspec
 
 from transduce.commands.options import (
     add_computing,
+    add_glossary,
     add_languages,
     add_search,
     check_writable,
+    glossary_from,
     load_translator,
     read_side_by_side,
     search_settings,
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--look-again", metavar="FILE", help="write all translations, with better ones where a second search finds them"
     )
+    add_glossary(parser)
     parser.add_argument("--json", metavar="PATH", help="write doubts as JSON; - for standard output")
     add_search(parser)
     add_languages(parser)
@@ -68,20 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the doubtful lines: number, doubts, source and translation, with tabs between."""
     search = search_settings(options, options.model[0])
-    inputs = [options.model, options.source, options.translation]
+    inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.look_again, report=options.json, inputs=inputs)
     sources, *given = read_side_by_side(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if given:
         translations = [as_translation(score) for score in translator.score(sources, given[0])]
     else:
-        translations = translator(sources, search=search)
-    report = _report(translations, review(translator, translations))
+        translations = translator(sources, search=search, glossary=glossary)
+    report = _report(translations, review(translator, translations, glossary=glossary))
     write_lines(report.doubtful, report, options.json)
     if options.look_again:
-        again = look_again(translator, translations, search)
+        again = look_again(translator, translations, search, glossary=glossary)
         write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in again).encode("utf-8", "replace"))
-        left = _report(again, review(translator, again))
+        left = _report(again, review(translator, again, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, again, strict=True))
         sys.stderr.write(f"A second search changed {changed:,}; {left}\n")
     return 0

@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +23,7 @@ from transduce.search.settings import SearchSettings
 from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
 from transduce.serving.models import ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
+from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.language_profiles import LanguageProfiles, merge_profiles
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default=defaults["host"], help="the address to listen at; 0.0.0.0 stands for all")
     parser.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0 lets the system choose")
+    parser.add_argument(
+        "--glossary",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="how terms are translated, `term TAB translation` a line; of several models, zh:en=FILE says whose",
+    )
     parser.add_argument("--api-keys", metavar="FILE", help="who translates must send a key of this file, one a line")
     parser.add_argument(
         "--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help="whose X-Forwarded-For names the client"
@@ -140,14 +148,40 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
     """The models, in the order in which they were named."""
-    models = []
+    models, glossaries = [], read_glossaries(options.glossary, len(options.models))
     for said in options.models:
         languages, folder = parse_model(said)
         translator = load_translator(str(folder), options)
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
-        models.append(ServedModel(translator, search=search, languages=languages, profiles=profiles))
+        model = ServedModel(translator, search=search, languages=languages, profiles=profiles)
+        model.use(glossaries.pop(None, None) or glossaries.pop((model.source_language, model.target_language), None))
+        models.append(model)
+    if glossaries:
+        raise TransduceError(f"A glossary must be a served model's, but none translates {_pairs(glossaries)}.")
     return models
+
+
+def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
+    """The glossaries by their languages, None where nothing is said of them.
+
+    Raises:
+        TransduceError: one cannot be read, or it is not clear whose it is.
+    """
+    found: dict[tuple[str, str] | None, Glossary] = {}
+    for said in named:
+        languages, path = parse_model(said)
+        if languages in found or (languages is None and models > 1):
+            raise TransduceError(
+                f"Each model has one glossary, but it is not clear whose `{said}` is: say its languages, as in "
+                f"zh:en={path}, and each pair once."
+            )
+        found[languages] = read_glossary(path)
+    return found
+
+
+def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
+    return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
 def fitting_workers(models: Sequence[ServedModel]) -> int:

@@ -14,9 +14,11 @@ import msgspec
 from transduce.commands.options import (
     SEARCHING,
     add_computing,
+    add_glossary,
     add_languages,
     add_search,
     check_writable,
+    glossary_from,
     load_translator,
     or_standard,
     refuse_beside,
@@ -34,6 +36,7 @@ from transduce.runtime.translator import Translator
 from transduce.runtime.workers import Recipe, Workers
 from transduce.search.settings import SamplingSettings
 from transduce.text.files import read_lines
+from transduce.text.glossary import Glossary, TermTally
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 _MOST_DAMAGED = 5  # lines that are told one by one
@@ -72,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phrases", metavar="FILE", help="what each line's translation contains: phrases separated by tabs"
     )
+    add_glossary(parser)
     parser.add_argument(
         "--look-again", action="store_true", help="search once more, wider, for translations that are doubtful"
     )
@@ -116,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     job = make_job(options, folders[0])
     shard = shard_from(options.shard)
     check_options(options)
-    check_writable(options.output, inputs=[folders, file, options.phrases])
+    check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary])
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
@@ -167,10 +171,12 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.look_again and (draws or search.n_best > 1):
         raise TransduceError("--look-again seeks one better translation: leave --sample and --n-best out.")
+    glossary = glossary_from(options)
     return Job(
         search=search,
         prefix=options.prefix,
         phrases=tuple(options.must_contain),
+        terms=() if glossary is None else glossary.terms,
         look_again=options.look_again,
     )
 
@@ -191,6 +197,23 @@ def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
     """Each portion with what is written for it, by one process or several."""
+    found = _translated(options, folders, job, waiting)
+    return found if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, found)
+
+
+def _tallied(glossary: Glossary, found: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
+    """The same, and in the end which translations lack a term."""
+    tally = TermTally(glossary)
+    for portion, text in found:
+        yield portion, text
+        for place, source, translation in zip(portion.places, portion.lines, text.split("\n"), strict=False):
+            tally.add(place + 1, source, translation)
+    sys.stderr.write(f"{tally}\n")
+
+
+def _translated(
+    options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
+) -> Iterator[tuple[Portion, str]]:
     if options.workers == 1:
         yield from translate_portions(load_translator(folders, options), job, waiting)
         return
@@ -318,14 +341,25 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
         if not sentence.strip():
             return
         if job.search.n_best == 1 and not job.look_again:
-            for text in translator.stream(sentence, job.search, prefix=job.prefix, phrases=job.phrases):
+            for text in translator.stream(
+                sentence, job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+            ):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
-            found = translator(sentence, search=job.search, prefix=job.prefix, phrases=job.phrases)
+            found = translator(
+                sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+            )
             if job.look_again:
-                (found,) = look_again(translator, [found], job.search, prefix=job.prefix, phrases=[job.phrases])
+                (found,) = look_again(
+                    translator,
+                    [found],
+                    job.search,
+                    prefix=job.prefix,
+                    phrases=[job.phrases],
+                    glossary=job.glossary,
+                )
             output.write("".join(f"{alternative.text}\n" for alternative in found.alternatives))
         output.flush()
 

@@ -16,13 +16,13 @@ from transduce.errors import TransduceError
 from transduce.inspection.attention import stack_layers
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import sentence_ids
-from transduce.inspection.words import Span, overlap, piece_spans, split_words
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.filler import Filler
 from transduce.runtime.generator import Generator
 from transduce.runtime.translator import Translator, pad
 from transduce.text.marks import marks_of
 from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span, overlap, piece_spans, split_words
 
 # Words that name nothing. Those of a language that is not listed are told by their letters alone.
 _FUNCTION_WORDS = {

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.inspection.sentence import plain_search, sentence_ids
-from transduce.inspection.words import split_words
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, begin_search
@@ -21,6 +20,7 @@ from transduce.runtime.translator import Translator
 from transduce.search.loop import run
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings
+from transduce.text.word_spans import split_words
 
 HeadKind = Literal["encoder", "decoder", "memory"]
 

@@ -12,7 +12,7 @@ from transduce.evaluation.scores import check_line_counts, make_metrics
 from transduce.evaluation.tokenizers import choose_tokenizer
 from transduce.inspection.charts import Chart, Curve, Curves, HeatMap, curve
 from transduce.inspection.payload import AttentionBytes, Inspection, from_bytes
-from transduce.inspection.words import split_words
+from transduce.text.word_spans import split_words
 
 _MOST_GROUPS = 6
 _LEAST_SENTENCES = 20  # of a group: BLEU of fewer says little

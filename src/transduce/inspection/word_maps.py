@@ -12,11 +12,11 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inspection.alignment_features import Matrix, WordMaps
-from transduce.inspection.words import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.scoring import MOST_PIECES
 from transduce.runtime.translator import Translator, pad
 from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
 
 # In a pass; weights of attention are kept, 4 bytes each.
 _MOST_PAIRS, _MOST_WEIGHTS = 32, 2**25

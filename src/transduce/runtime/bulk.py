@@ -1,6 +1,7 @@
 """Files of any size, line by line: portions, shards, and what is written for each line."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, zip_longest
 
 import msgspec
@@ -10,6 +11,7 @@ from transduce.runtime.second_look import look_again
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term
 
 # Lines that are sorted by length together and written at once. The same for any number of workers, so that a sentence
 # meets the same others in its batch.
@@ -24,8 +26,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     phrases: tuple[str, ...] = ()
     """What every translation contains."""
+    terms: tuple[Term, ...] = ()
+    """A glossary's."""
     look_again: bool = False
     """Whether doubtful translations are looked for once more."""
+
+    @property
+    def glossary(self) -> Glossary | None:
+        """The terms as a glossary, where there are some: the same object each time."""
+        return _glossary(self.terms) if self.terms else None
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -103,15 +112,27 @@ def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tupl
         yield line, terms
 
 
+@lru_cache(maxsize=4)
+def _glossary(terms: tuple[Term, ...]) -> Glossary:
+    return Glossary(terms)
+
+
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
     """What is written for a portion: a line a translation, or one for each alternative with its number and score."""
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *own] for own in portion.phrases] if has_phrases else None
     translations = translator.translate(
-        portion.lines, job.search, prefix=job.prefix, phrases=phrases, places=portion.places
+        portion.lines,
+        job.search,
+        prefix=job.prefix,
+        phrases=phrases,
+        glossary=job.glossary,
+        places=portion.places,
     )
     if job.look_again:
-        translations = look_again(translator, translations, job.search, prefix=job.prefix, phrases=phrases)
+        translations = look_again(
+            translator, translations, job.search, prefix=job.prefix, phrases=phrases, glossary=job.glossary
+        )
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.places, translations, strict=True))
 

@@ -10,7 +10,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.runtime.native_search import find_search_program
-from transduce.runtime.phrases import forbid_texts, mentions
+from transduce.runtime.phrases import forbid_texts, word_edges
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.strict import StrictScorer, check_buckets, strict_scorer
 from transduce.search.beam import Beam, BeamSearch
@@ -27,6 +27,7 @@ from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Scorer
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
+from transduce.text.mentions import mentions
 from transduce.text.vocabulary import Vocabulary
 
 
@@ -97,7 +98,7 @@ def begin_search(
     if width == 1:
         divisor = length_penalty if search.generate is None else power_of_length
         return Walk(scorer, bounds, take_best, alpha=search.length_penalty, divisor=divisor, rules=rules)
-    selection = _selection(search, batch.phrases, longest, width, config.eos_id)
+    selection = _selection(search, batch.phrases, longest, width, vocabulary)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:
         return GenerateSearch(
@@ -115,12 +116,16 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
     """Hypotheses of each sentence of a batch; more than were asked for where phrases have more stages of writing."""
     if search.sampling is not None:
         return search.n_best
-    return max(search.beam_size, *(_least_pieces(own) + 1 for own in phrases if own), 1)
+    return max(search.beam_size, *(_pieces_of_all(own) + 1 for own in phrases if own), 1)
 
 
-def _least_pieces(phrases: Sequence[Phrase]) -> int:
-    """How many pieces it takes to write all phrases."""
-    return sum(min(map(len, phrase)) for phrase in set(phrases))
+def least_pieces(phrase: Phrase) -> int:
+    """How many pieces it takes at least to write a phrase."""
+    return min(map(len, phrase))
+
+
+def _pieces_of_all(phrases: Sequence[Phrase]) -> int:
+    return sum(map(least_pieces, set(phrases)))
 
 
 def _longest(
@@ -131,7 +136,7 @@ def _longest(
     What nobody said goes no further than `most`, where the model's positions end.
     """
     longest = search.longest(len(source_ids))
-    needed = max(len(prefix) + _least_pieces(phrases), search.min_length) + 1  # with the end symbol
+    needed = max(len(prefix) + _pieces_of_all(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
         return max(min(longest, most), needed)
     if longest < (needed if phrases else len(prefix)):
@@ -171,10 +176,12 @@ def _selection(
     phrases: Sequence[Sequence[Phrase]],
     longest: Sequence[int],
     width: int,
-    eos_id: int,
+    vocabulary: Vocabulary,
 ) -> Selection:
+    eos_id = vocabulary.eos_id
     if any(phrases):
-        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id)
+        edges = word_edges(vocabulary)
+        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id, edges=edges)
     if search.diverse_groups == 1:
         return BestSelection(beam_size=width, eos_id=eos_id)
     return DiverseSelection(

@@ -13,10 +13,13 @@ from typing import Literal, get_args
 import msgspec
 
 from transduce.runtime.translation import Translation
+from transduce.text.glossary import Glossary
 from transduce.text.languages import is_of_word, stands_without_spaces
 from transduce.text.scripts import SCRIPTS, main_script, script_of
 
-DoubtKind = Literal["unread", "empty", "cut", "repeated", "copied", "untranslated", "numbers", "unknown", "unlikely"]
+DoubtKind = Literal[
+    "unread", "empty", "cut", "repeated", "copied", "untranslated", "numbers", "terms", "unknown", "unlikely"
+]
 DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
 
 UNLIKELY_NATS = 1.2  # of translations beyond it, four in five were bad on two dev sets (docs/benchmarks.md)
@@ -37,8 +40,8 @@ class Doubt(msgspec.Struct, frozen=True):
     kind: DoubtKind
     """unread: the model has no piece for characters of the source. empty: nothing is written. cut: the greatest length
     ended it. repeated: the same run again and again, more often than in the source. copied: the source itself.
-    untranslated: letters of the source's script. numbers: one of the source's is not there. unknown: a sign for what
-    has no piece. unlikely: the model itself does not believe in it."""
+    untranslated: letters of the source's script. numbers: one of the source's is not there. terms: what a glossary
+    wants is not there. unknown: a sign for what has no piece. unlikely: the model itself does not believe in it."""
     found: str
     """What it was told by."""
 
@@ -52,6 +55,7 @@ def find_doubts(
     source_language: str | None = None,
     target_language: str | None = None,
     unread: str = "",
+    glossary: Glossary | None = None,
 ) -> tuple[Doubt, ...]:
     """What speaks against the best of a translation's alternatives, in the order of `DOUBT_KINDS`; mostly nothing.
 
@@ -61,10 +65,12 @@ def find_doubts(
             numbers that stayed or went.
         target_language: likewise.
         unread: characters of the source that the model has no piece for.
+        glossary: of terms that are to be translated as it says.
     """
     if not any(map(str.isalnum, translation.source)):
         return ()
-    found: dict[DoubtKind, str | None] = {"unread": unread or None}
+    missing = glossary.missing(translation.source, translation.text) if glossary else []
+    found: dict[DoubtKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
     if translation.text.strip():
         found |= _doubts_of_text(translation, source_language, target_language)
     else:

@@ -12,10 +12,10 @@ from transduce.runtime.filler import Filler, load_filler
 from transduce.runtime.folder import model_kind
 from transduce.runtime.forecaster import Forecaster, load_forecaster
 from transduce.runtime.generator import Generator, load_generator
+from transduce.runtime.opening import load as load_translator
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import find_task_card
 from transduce.runtime.translator import Translator
-from transduce.runtime.translator import load as load_translator
 
 Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
 """What an opened model does."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transduce.given import as_texts
 from transduce.runtime.translation import Translation, join_parts, nothing
+from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer
 from transduce.text.filters import FilterSettings
 from transduce.text.splitting import split_text
@@ -20,6 +21,7 @@ LONGEST_SOURCE = FilterSettings().max_pieces
 _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
 )
+_PART_STRIDE = 999_999_937
 
 
 class Part(NamedTuple):
@@ -32,11 +34,27 @@ class Part(NamedTuple):
     """Its own number within the sentence, from 0."""
     ids: list[int]
     """Its pieces, with the end symbol; with nothing else where there is nothing to translate."""
+    prefix: Sequence[int] = ()
+    """Pieces that its translation begins with."""
+    phrases: tuple[Phrase, ...] = ()
+    """What its translation contains."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from the others."""
+        return (self.sentence, self.number)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to translate."""
         return len(self.ids) < 2 or not self.text.strip()
+
+    def place(self, places: Sequence[int] | None) -> int:
+        """Its place in the whole input, by those of its sentences where they are not their numbers; the parts of one
+        sentence have random numbers of their own.
+        """
+        place = self.sentence if places is None else places[self.sentence]
+        return place + self.number * _PART_STRIDE
 
 
 def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
@@ -140,7 +158,7 @@ def batches(
 def join_sentences(
     sentences: Sequence[str],
     parts: Sequence[Part],
-    found: Mapping[int, Translation],
+    found: Mapping[tuple[int, int], Translation],
     *,
     given_up: Collection[int],
     language: str | None,
@@ -150,14 +168,14 @@ def join_sentences(
     Args:
         sentences: in their own order.
         parts: of all of them.
-        found: the parts' translations, by `id` of the part; one that was never decoded has none.
+        found: the parts' translations, by their keys; one that was never decoded has none.
         given_up: sentences that are marked as given up.
         language: of the translations, which decides what stands between two parts.
     """
     missing = Translation("", (nothing(ended=False),))
     of_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
-        translation = found.get(id(part), missing)
+        translation = found.get(part.key, missing)
         of_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
     between = separator(language)
     return [join_parts(sentence, own, between) for sentence, own in zip(sentences, of_sentence, strict=True)]

@@ -1,6 +1,5 @@
 """Words into pieces: phrases that a translation must contain, and texts that it must not."""
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -8,9 +7,9 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.search.constraints import Phrase
+from transduce.search.constraints import Edges, Phrase
 from transduce.search.rules import Forbid, Rule
-from transduce.text.languages import is_of_word, unspaced_characters
+from transduce.text.mentions import in_spaced_word
 from transduce.text.vocabulary import Vocabulary
 
 _WORD_START = "▁"
@@ -28,7 +27,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
     ids = vocabulary.encode(phrase)
     if not ids or not phrase.strip():
         raise TransduceError("A phrase that a translation must contain has a word at least, but one is empty.")
-    if _in_spaced_word(phrase.strip()[0]) and not vocabulary.surface(ids[0]).startswith(b" "):
+    if in_spaced_word(phrase.strip()[0]) and not vocabulary.surface(ids[0]).startswith(b" "):
         ids = vocabulary.encode(f" {phrase.strip()}")  # a vocabulary that writes no space before the first word
     if vocabulary.unk_id in ids:
         raise TransduceError(
@@ -36,7 +35,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         )
     first = vocabulary.piece(ids[0])
     spellings = [tuple(ids)]
-    if not _in_spaced_word(phrase.strip()[0]) and first.startswith(_WORD_START):
+    if not in_spaced_word(phrase.strip()[0]) and first.startswith(_WORD_START):
         bare = first.removeprefix(_WORD_START)
         joined = [vocabulary.id(character) for character in bare]
         whole = [vocabulary.id(bare)] if bare else []
@@ -44,6 +43,16 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         if vocabulary.unk_id not in spelling:
             spellings.append((*spelling, *ids[1:]))
     return tuple(spelling for spelling in spellings if spelling)
+
+
+@lru_cache(maxsize=16)
+def word_edges(vocabulary: Vocabulary) -> Edges:
+    """Which pieces go on with a word, and which end in one, in scripts with spaces."""
+    texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
+    return Edges(
+        going_on=frozenset(id for id, text in enumerate(texts) if text and in_spaced_word(text[0])),
+        within=frozenset(id for id, text in enumerate(texts) if text and in_spaced_word(text[-1])),
+    )
 
 
 def spell_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
@@ -59,28 +68,6 @@ def spell_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
             "characters."
         )
     return ids
-
-
-def _in_spaced_word(character: str) -> bool:
-    """Whether a character is of a word, in a script that puts spaces between words."""
-    return is_of_word(character) and not unspaced_characters(character)
-
-
-def mentions(text: str, forbidden: str) -> bool:
-    """Whether a forbidden text is in this one: words of scripts with spaces as whole words, others anywhere."""
-    text, forbidden = (" ".join(unicodedata.normalize("NFC", each).split()) for each in (text, forbidden))
-    if not forbidden:
-        return False
-    starts_word, ends_word = _in_spaced_word(forbidden[0]), _in_spaced_word(forbidden[-1])
-    start = text.find(forbidden)
-    while start >= 0:
-        end = start + len(forbidden)
-        goes_on_before = starts_word and start > 0 and _in_spaced_word(text[start - 1])
-        goes_on_behind = ends_word and end < len(text) and _in_spaced_word(text[end])
-        if not goes_on_before and not goes_on_behind:
-            return True
-        start = text.find(forbidden, start + 1)
-    return False
 
 
 @lru_cache(maxsize=16)
@@ -129,8 +116,8 @@ class _ForbiddenWord:
 
     def __init__(self, text: str, surfaces: Sequence[bytes]) -> None:
         self.content = text.encode("utf-8", "replace")
-        self.starts_word = _in_spaced_word(text[0])
-        self.ends_word = _in_spaced_word(text[-1])
+        self.starts_word = in_spaced_word(text[0])
+        self.ends_word = in_spaced_word(text[-1])
         self.within = self._ids(surfaces, self._is_within)
         self.after = [
             self._ids(surfaces, partial(self._completes, rest=self.content[begun:]))
@@ -160,11 +147,11 @@ class _ForbiddenWord:
 
     def _may_start(self, before: bytes) -> bool:
         tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
-        return not (self.starts_word and tail and _in_spaced_word(tail[-1]))
+        return not (self.starts_word and tail and in_spaced_word(tail[-1]))
 
     def _may_end(self, behind: bytes) -> bool:
         head = behind[:_LONGEST_CHARACTER].decode("utf-8", "replace")
-        return not (self.ends_word and head and _in_spaced_word(head[0]))
+        return not (self.ends_word and head and in_spaced_word(head[0]))
 
     @staticmethod
     def _ids(surfaces: Sequence[bytes], holds: Callable[[bytes], bool]) -> Tensor:

@@ -13,8 +13,9 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.given import as_text, as_texts, as_whole
+from transduce.runtime.opening import load
 from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 

@@ -7,18 +7,23 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.given import as_many, as_phrases
 from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
-from transduce.runtime.phrases import mentions
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
+from transduce.runtime.wanted import GivenGlossary, as_glossary
 from transduce.search.settings import SearchSettings, checked_search
+from transduce.text.glossary import Glossary
+from transduce.text.mentions import mentions
 
 _WIDTH = 8
 # What a run of pieces may not do twice, first and then where that was not enough.
 _REPEATED_PIECES = (3, 2)
 
 
-def review(translator: Translator, translations: Iterable[Translation]) -> list[tuple[Doubt, ...]]:
-    """What speaks against each of a translator's translations; mostly nothing.
+def review(
+    translator: Translator, translations: Iterable[Translation], *, glossary: GivenGlossary = None
+) -> list[tuple[Doubt, ...]]:
+    """What speaks against each of a translator's translations; mostly nothing. With a glossary, also terms that are not
+    translated as it says.
 
     Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
 
@@ -27,9 +32,9 @@ def review(translator: Translator, translations: Iterable[Translation]) -> list[
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
-    unread = translator.tokenizer.source.unread
+    unread, terms = translator.tokenizer.source.unread, as_glossary(glossary)
     return [
-        find_doubts(each, source_language=source, target_language=target, unread=unread(each.source))
+        find_doubts(each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms)
         for each in translations
     ]
 
@@ -41,6 +46,7 @@ def look_again(
     *,
     prefix: str = "",
     phrases: Iterable[Iterable[str]] | None = None,
+    glossary: GivenGlossary = None,
 ) -> list[Translation]:
     """The same translations; those of which one with fewer doubts is found have it as their best alternative.
 
@@ -53,13 +59,15 @@ def look_again(
         search: how they were; the translator's own settings where nothing is said.
         prefix: what each begins with, as in `Translator.translate`.
         phrases: what each contains, likewise.
+        glossary: terms, and what translations contain of those that are in their sentences, likewise.
 
     Raises:
         TransduceError: as `Translator.translate`.
     """
     found, search = _checked(translations), checked_search(search or translator.search)
     wanted = [[]] * len(found) if phrases is None else as_many("list of phrases", len(found), map(as_phrases, phrases))
-    doubts = review(translator, found)
+    terms = as_glossary(glossary)
+    doubts = review(translator, found, glossary=terms)
     for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
         groups: dict[int, list[int]] = {}
         for number, own in enumerate(doubts):
@@ -73,9 +81,10 @@ def look_again(
                 _wider(search, ngrams),
                 prefix=prefix,
                 phrases=[[*wanted[number], *own] for number, own in zip(numbers, missing, strict=True)],
+                glossary=terms,
             )
             for number, other in zip(numbers, again, strict=True):
-                best, known = _least_doubted(translator, other)
+                best, known = _least_doubted(translator, other, terms)
                 if _weight(known) < _weight(doubts[number]):
                     former = found[number].alternatives
                     alternatives = (best, *(each for each in former if each.text != best.text))[: len(former)]
@@ -128,10 +137,12 @@ def _numbers(
     ]
 
 
-def _least_doubted(translator: Translator, translation: Translation) -> tuple[Alternative, tuple[Doubt, ...]]:
+def _least_doubted(
+    translator: Translator, translation: Translation, glossary: Glossary | None
+) -> tuple[Alternative, tuple[Doubt, ...]]:
     """The first of the alternatives that have the fewest doubts, and these."""
     each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
-    doubts = review(translator, each)
+    doubts = review(translator, each, glossary=glossary)
     return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _weight(one[1]))
 
 

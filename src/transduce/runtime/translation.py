@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from transduce.search.scorer import Hypothesis
+from transduce.text.vocabulary import Vocabulary
+
 
 class Alternative(msgspec.Struct, frozen=True):
     """One target sentence for a source sentence."""
@@ -60,6 +63,21 @@ class Translation(msgspec.Struct, frozen=True):
 def nothing(*, ended: bool = True) -> Alternative:
     """The translation of nothing, or of what was given up before it began."""
     return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=ended)
+
+
+def translated(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
+    """A sentence's translation out of its hypotheses, best first; there is none where it was given up."""
+    found = tuple(
+        Alternative(
+            text=vocabulary.decode(list(hypothesis.ids)),
+            pieces=tuple(vocabulary.pieces(list(hypothesis.ids))),
+            piece_log_probabilities=hypothesis.piece_log_probabilities,
+            score=hypothesis.score,
+            ended=hypothesis.ended,
+        )
+        for hypothesis in hypotheses
+    )
+    return Translation(source, found or (nothing(ended=False),))
 
 
 def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:

@@ -1,43 +1,37 @@
 """Text to text with a trained model."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import overload
 
 import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.given import as_many, as_paths, as_phrases, as_text, as_texts
+from transduce.given import as_many, as_phrases, as_text, as_texts
 from transduce.model.build import EncoderDecoder
-from transduce.model.precision import Precision
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, beam_width, begin_search, check_phrases, check_prefix, most_positions, pad
-from transduce.runtime.ensembles import check_vocabularies
+from transduce.runtime.decoding import Batch, beam_width, begin_search, check_prefix, most_positions, pad
 from transduce.runtime.exhaustion import explaining_exhaustion
-from transduce.runtime.folder import read_encoder_decoder_folder
-from transduce.runtime.languages import with_languages
 from transduce.runtime.like_lengths import pieces_at_once
-from transduce.runtime.machine import detect_machine
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
-from transduce.runtime.phrases import spell_phrase, spell_prefix
-from transduce.runtime.precision import at_precision, check_precision, precision_of
+from transduce.runtime.phrases import spell_prefix
+from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import Score, score_translations
-from transduce.runtime.search_defaults import read_longest_source, read_search_settings
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
+from transduce.runtime.substitution import Scoring, put_terms
 from transduce.runtime.summary import summary
-from transduce.runtime.task_card import refuse_parsers
-from transduce.runtime.translation import Alternative, Translation, nothing
+from transduce.runtime.translation import Translation, nothing, translated
+from transduce.runtime.wanted import GivenGlossary, as_glossary, check_glossary, with_phrases, with_terms
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings, checked_search
+from transduce.text.glossary import Glossary
 from transduce.text.tokenizer import Tokenizer
 
-__all__ = ["Translator", "load", "pad"]
-
-_PART_STRIDE = 999_999_937
+__all__ = ["Translator", "pad"]
 
 
 class Translator:
@@ -105,6 +99,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
+        glossary: GivenGlossary = None,
         search: SearchSettings | None = None,
     ) -> Translation: ...
     @overload
@@ -118,6 +113,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
+        glossary: GivenGlossary = None,
         search: SearchSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(
@@ -130,6 +126,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
+        glossary: GivenGlossary = None,
         search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
         """Translates one sentence, or several in one go; the order is kept.
@@ -142,6 +139,7 @@ class Translator:
             max_length: at most so many new pieces.
             prefix: what every translation begins with.
             phrases: what every translation contains.
+            glossary: terms, and what translations contain of those in their sentences: a mapping, or a file of them.
             search: all options, in place of the model's own; what is said above goes before it.
 
         Raises:
@@ -152,7 +150,7 @@ class Translator:
         chosen = msgspec.structs.replace(checked_search(search or self.search), **changes)
         sentences = as_texts(text)
         wanted = [as_phrases(phrases)] * len(sentences)
-        found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted)
+        found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted, glossary=glossary)
         return found[0] if isinstance(text, str) else found
 
     def translate(
@@ -162,6 +160,7 @@ class Translator:
         *,
         prefix: str = "",
         phrases: Iterable[Iterable[str]] | None = None,
+        glossary: GivenGlossary = None,
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
     ) -> list[Translation]:
@@ -172,6 +171,7 @@ class Translator:
             search: how.
             prefix: what every translation begins with.
             phrases: what each translation contains, a list for each sentence. Of a cut one, its first part has them.
+            glossary: terms, and what translations contain of those that are in their sentences.
             places: each sentence's place in an input that comes in portions; what is sampled depends on it.
             observer: told of every step, with sentences counted from 0. Several parts of a cut sentence may be decoded
                 at a time, and then its place stands there as often. A sentence that it gives up is given up in all its
@@ -181,27 +181,38 @@ class Translator:
             TransduceError: the options contradict each other, there are not as many phrases or places as sentences,
                 or strict results cannot be had.
         """
-        sentences, search = as_texts(sentences), checked_search(search)
+        sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
         wanted = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
         chances = None if places is None else as_many("place", len(sentences), places)
-        parts = cut(sentences, self.tokenizer.source, self.longest_source)
-        check_prefix(search, as_text(prefix))
-        prefix_ids = spell_prefix(prefix, self.tokenizer.target)
-        spelt = self._spell(wanted, search)
+        parts = self._parts(sentences, search, prefix, wanted, terms)
         watch = PartsObserver(observer)
-        found = {id(part): Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
-        for batch in self._batches([part for part in parts if not part.is_empty], spelt, search):
+        found = {part.key: Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
+        waiting = [part for part in parts if not part.is_empty]
+        found |= self._search_parts(waiting, search, chances, watch)
+        if terms is not None:
+            found |= put_terms(waiting, found, terms, search, self.tokenizer.target, self._scoring(search))
+            lacking = with_terms(waiting, found, terms, search, self.tokenizer.target)
+            found |= self._search_parts(lacking, search, chances, watch)
+        return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
+
+    def _search_parts(
+        self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
+    ) -> dict[tuple[int, int], Translation]:
+        """The translations of parts by their keys, but for those that are given up before they have their turn."""
+        found: dict[tuple[int, int], Translation] = {}
+        for batch in self._batches(parts, search):
             waiting = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.ids for part in waiting],
                 search,
-                prefixes=[[] if part.number else prefix_ids for part in waiting],
-                phrases=[_phrases_of(part, spelt) for part in waiting],
-                places=[_place(part, chances) for part in waiting],
-                observer=None if observer is None else watch,
+                prefixes=[part.prefix for part in waiting],
+                phrases=[part.phrases for part in waiting],
+                places=[part.place(places) for part in waiting],
+                observer=watch if watch.observer else None,
             )
-            found |= {id(part): self._translation(part, each) for part, each in zip(waiting, hypotheses, strict=True)}
-        return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
+            for part, own in zip(waiting, hypotheses, strict=True):
+                found[part.key] = translated(part.text, own, self.tokenizer.target)
+        return found
 
     def stream(
         self,
@@ -210,30 +221,33 @@ class Translator:
         *,
         prefix: str = "",
         phrases: Iterable[str] = (),
+        glossary: GivenGlossary = None,
     ) -> Iterator[str]:
         """The best translation as it grows: pieces of text that are, joined, the translation.
 
         Greedy search and sampling yield what every step adds, beam search what all hypotheses agree on, and the rest in
-        the end. Whoever stops asking stops the search.
+        the end. What has a term of the glossary comes at once, for it may be searched for twice. Whoever stops asking
+        stops the search.
 
         Args:
             sentence: of any length.
             search: how; the translator's own settings where nothing is said.
             prefix: what the translation begins with.
             phrases: what it contains.
+            glossary: terms, and what it contains of those that are in the sentence.
 
         Raises:
             TransduceError: as `translate`.
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
-        check_prefix(search, as_text(prefix))
-        spelt = self._spell([as_phrases(phrases)], search)
-        between = ""
-        for part in cut([as_text(sentence)], self.tokenizer.source, self.longest_source):
+        between, terms = "", as_glossary(glossary)
+        if terms is not None and terms.find(as_text(sentence)):
+            yield self.translate([sentence], search, prefix=prefix, phrases=[phrases], glossary=terms)[0].text
+            return
+        for part in self._parts([as_text(sentence)], search, prefix, [as_phrases(phrases)], terms):
             if part.is_empty:
                 continue
-            own_prefix = [] if part.number else spell_prefix(prefix, self.tokenizer.target)
-            batch = Batch([part.ids], [own_prefix], [_phrases_of(part, spelt)], [_place(part, None)])
+            batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
             is_new = True
             for text in self._stream_batch(batch, search):
                 yield between + text if is_new else text
@@ -253,7 +267,7 @@ class Translator:
             if text:
                 yield text
         (hypotheses,) = progress.found()
-        rest = growing.finish(self._alternative(hypotheses[0]).text) if hypotheses else ""
+        rest = growing.finish(self.tokenizer.target.decode(list(hypotheses[0].ids))) if hypotheses else ""
         if rest:
             yield rest
 
@@ -270,6 +284,16 @@ class Translator:
         """
         alpha, generate = SearchSettings(length_penalty=length_penalty).length_penalty, self.search.generate
         return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
+
+    def _scoring(self, search: SearchSettings) -> Scoring:
+        """Scores pairs as this search ranks them; in a strict one each by itself."""
+
+        rank = partial(
+            score_translations, self.models, self.tokenizer, alpha=search.length_penalty, generate=search.generate
+        )
+        if not search.strict:
+            return rank
+        return lambda sources, targets: [rank([s], [t])[0] for s, t in zip(sources, targets, strict=True)]
 
     def search_ids(
         self,
@@ -300,24 +324,31 @@ class Translator:
         with torch.inference_mode(), explaining_exhaustion(search):
             return run(self._begin(batch, search), observer)
 
-    def _batches(
-        self, parts: Sequence[Part], phrases: Sequence[Sequence[Phrase]], search: SearchSettings
-    ) -> Iterator[list[Part]]:
+    def _parts(
+        self,
+        sentences: Sequence[str],
+        search: SearchSettings,
+        prefix: str,
+        phrases: Sequence[Sequence[str]] | None,
+        glossary: Glossary | None,
+    ) -> list[Part]:
+        """What is decoded: sentences, cut where they are too long, with what translations of first parts must have."""
+        check_prefix(search, as_text(prefix))
+        prefix_ids = spell_prefix(prefix, self.tokenizer.target)
+        if glossary is not None:
+            check_glossary(glossary, search, self.tokenizer.target)
+        parts = cut(sentences, self.tokenizer.source, self.longest_source)
+        parts = with_phrases(parts, phrases, search, self.tokenizer.target)
+        return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+
+    def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Parts that are decoded together: those with long phrases have wider beams, strict ones one padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
-            return (beam_width(search, [_phrases_of(part, phrases)]), bucket(len(part.ids)) if search.strict else 0)
+            return (beam_width(search, [part.phrases]), bucket(len(part.ids)) if search.strict else 0)
 
-        most = pieces_at_once(self.device) // beam_width(search, phrases)
+        most = pieces_at_once(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, most_sentences=MOST_SENTENCES if search.strict else None)
-
-    def _spell(self, phrases: Sequence[Sequence[str]] | None, search: SearchSettings) -> list[list[Phrase]]:
-        """Each sentence's phrases in pieces; an empty list where there are none at all."""
-        if not any(phrases or ()):
-            return []
-        for own in phrases or ():
-            check_phrases(search, own)
-        return [[spell_phrase(phrase, self.tokenizer.target) for phrase in own] for own in phrases or ()]
 
     def _begin(self, batch: Batch, search: SearchSettings) -> Search:
         with torch.inference_mode():
@@ -325,76 +356,6 @@ class Translator:
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
         """Without prefixes and phrases, and without a proof."""
-        size = len(source_ids)
-        batch = Batch(source_ids, [[]] * size, [()] * size, range(size))
+        batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))
-
-    def _translation(self, part: Part, hypotheses: list[Hypothesis]) -> Translation:
-        alternatives = tuple(self._alternative(hypothesis) for hypothesis in hypotheses)
-        return Translation(part.text, alternatives or (nothing(ended=False),))
-
-    def _alternative(self, hypothesis: Hypothesis) -> Alternative:
-        target = self.tokenizer.target
-        return Alternative(
-            text=target.decode(list(hypothesis.ids)),
-            pieces=tuple(target.pieces(list(hypothesis.ids))),
-            piece_log_probabilities=hypothesis.piece_log_probabilities,
-            score=hypothesis.score,
-            ended=hypothesis.ended,
-        )
-
-
-def _phrases_of(part: Part, phrases: Sequence[Sequence[Phrase]]) -> Sequence[Phrase]:
-    """What a part's translation must contain: its sentence's phrases, if it is the first one."""
-    return phrases[part.sentence] if phrases and part.number == 0 else ()
-
-
-def _place(part: Part, places: Sequence[int] | None) -> int:
-    """A part's place in the whole input; the parts of one sentence have random numbers of their own."""
-    place = part.sentence if places is None else places[part.sentence]
-    return place + part.number * _PART_STRIDE
-
-
-def load(
-    folder: str | Path | Sequence[str | Path],
-    *,
-    precision: Precision | str = "auto",
-    device: str = "auto",
-    threads: int | None = None,
-    source_language: str | None = None,
-    target_language: str | None = None,
-) -> Translator:
-    """Opens a model folder, or several whose models translate together; they search as the first one's folder says.
-
-    Args:
-        folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
-        precision: "fp32", "bf16", "int8": 8-bit weights, for a CPU; or "auto": bf16 where the hardware
-            multiplies it faster.
-        device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
-        source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
-        target_language: to translate into, where it has.
-
-    Raises:
-        TransduceError: a folder or an option is not what it should be.
-    """
-    check_precision(precision)
-    folders = as_paths(folder, "A model's folder")
-    if not folders:
-        raise TransduceError("At least one model folder is needed, but none was named.")
-    refuse_parsers(folders)
-    machine = detect_machine(device, threads)
-    torch.set_num_threads(machine.threads)
-    contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
-    check_vocabularies(folders, contents)
-    first, *others = (at_precision(each.model, precision, machine) for each in contents)
-    return Translator(
-        first,
-        contents[0].tokenizer,
-        source_language=contents[0].manifest.source_language,
-        target_language=contents[0].manifest.target_language,
-        search=read_search_settings(folders[0]),
-        ensemble=others,
-        longest_source=min(map(read_longest_source, folders)),
-    )

@@ -130,7 +130,7 @@ class Workers:
 def _work(connection: Connection, recipe_json: bytes) -> None:
     """A worker's life: until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends the others
-    from transduce.runtime.translator import load
+    from transduce.runtime.opening import load
 
     recipe = msgspec.json.decode(recipe_json, type=Recipe)
     waiting = incoming(connection)

@@ -17,20 +17,32 @@ Phrase = tuple[tuple[int, ...], ...]
 """The ways to write a phrase in pieces; any of them will do."""
 
 
+class Edges(NamedTuple):
+    """Pieces by what they begin and end with, in scripts with spaces: a phrase whose last word goes on is none."""
+
+    going_on: frozenset[int] = frozenset()
+    """Those that go on with the word before them."""
+    within: frozenset[int] = frozenset()
+    """Those that end in a word, which may go on."""
+
+
 class Progress(NamedTuple):
     """What a hypothesis has written of the phrases."""
 
     unmet: frozenset[int]
     """The numbers of those that it does not contain yet."""
     tail: tuple[int, ...]
-    """Its last pieces, as far as an unmet phrase begins with them."""
+    """Its last pieces, as far as a phrase begins with them that is not met, or may be unmet again."""
+    closing: frozenset[int] = frozenset()
+    """Those that are met unless the next piece goes on with their last word."""
 
 
 class PhraseMatcher:
     """Follows hypotheses through the phrases of one sentence, piece by piece."""
 
-    def __init__(self, phrases: Sequence[Phrase]) -> None:
+    def __init__(self, phrases: Sequence[Phrase], edges: Edges | None = None) -> None:
         self.phrases = list(dict.fromkeys(phrases))
+        self.edges = edges or Edges()
         self.start = Progress(frozenset(range(len(self.phrases))), ())
         self._next: dict[tuple[Progress, int], Progress] = {}
         self._missing: dict[Progress, int] = {}
@@ -44,11 +56,13 @@ class PhraseMatcher:
 
     def _follow(self, progress: Progress, piece: int) -> Progress:
         read = (*progress.tail, piece)
-        met = {n for n, spelling in self._spellings(progress.unmet) if read[-len(spelling) :] == spelling}
-        unmet = progress.unmet - met
-        begun = [spelling for _, spelling in self._spellings(unmet)]
+        before = progress.unmet | (progress.closing if piece in self.edges.going_on else frozenset())
+        met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
+        unmet, closing = before - met, frozenset(met if piece in self.edges.within else ())
+        begun = [spelling for _, spelling in self._spellings(unmet | closing)]
         tails = (read[start:] for start in range(len(read) + 1))
-        return Progress(unmet, next(tail for tail in tails if not tail or any(_begins(s, tail) for s in begun)))
+        tail = next(tail for tail in tails if not tail or any(_begins(s, tail) for s in begun))
+        return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
         """How many more pieces it takes at least."""
@@ -100,9 +114,10 @@ class ConstrainedSelection:
         longest: Sequence[int],
         beam_size: int,
         eos_id: int,
+        edges: Edges | None = None,
     ) -> None:
         """Phrases and the greatest number of pieces, with the end symbol, for each of N sentences."""
-        self.matchers = {place: PhraseMatcher(own) for place, own in enumerate(phrases) if own}
+        self.matchers = {place: PhraseMatcher(own, edges) for place, own in enumerate(phrases) if own}
         self.progress = {place: [matcher.start] for place, matcher in self.matchers.items()}
         self.longest = longest
         self.beam_size = beam_size

@@ -15,6 +15,9 @@ class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True):
     tag_handling: Annotated[
         Literal["html", "xml"] | None, Meta(description="Keep tags and translate what they mark.")
     ] = None
+    glossary_id: Annotated[
+        str | None, Meta(description="Refused: the glossary is the server's own, for all requests.")
+    ] = None
 
 
 class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from transduce.runtime.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary
 
 
 class Model(Protocol):
@@ -17,6 +18,8 @@ class Model(Protocol):
     target_language: str
     search: SearchSettings
     """How it translates where a request says nothing."""
+    glossary: Glossary | None
+    """How it translates terms where a request brings none."""
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The pieces of each sentence, end symbol included."""
@@ -25,8 +28,16 @@ class Model(Protocol):
     def longest_source(self) -> int:
         """Pieces of the longest sentence that is translated in one part, without the end symbol."""
 
+    def check(self, glossary: Glossary, search: SearchSettings) -> None:
+        """Raises TransduceError where it cannot write what stands for a term, or not with this search."""
+
     def translate(
-        self, sentences: list[str], search: SearchSettings, places: Sequence[int], observer: Observer
+        self,
+        sentences: list[str],
+        search: SearchSettings,
+        places: Sequence[int],
+        observer: Observer,
+        glossary: Glossary | None,
     ) -> list[Translation]:
         """Translations of a batch, in order. The observer sees every step, by the sentences' places in the list; what
         is drawn for a sentence depends on its place in its own request, which `places` has.
@@ -54,12 +65,16 @@ class Job:
         *,
         seconds: float,
         progress: Progress | None = None,
+        glossary: Glossary | None = None,
     ) -> None:
-        """`seconds` from now the answer is of no use any more; `progress` is called by the decoding thread."""
+        """`seconds` from now the answer is of no use any more; `progress` is called by the decoding thread; `glossary`
+        says how terms are translated.
+        """
         self.model = model
         self.sentences = sentences
         self.search = search
         self.progress = progress
+        self.glossary = glossary
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.pieces = model.count_pieces(sentences)
@@ -81,11 +96,11 @@ class Job:
 
     def goes_with(self, other: "Job") -> bool:
         """Whether sentences of both may be decoded together."""
-        return self.model is other.model and self.search == other.search
+        return self.model is other.model and self.search == other.search and self.glossary is other.glossary
 
     def decode(self, sentences: list[str], places: Sequence[int], observer: Observer) -> list[Any]:
         """The results of some sentences, its own and those of jobs that go with it, by their places in each job."""
-        return self.model.translate(sentences, self.search, places, observer)
+        return self.model.translate(sentences, self.search, places, observer, self.glossary)
 
 
 class Study(Job):

@@ -7,7 +7,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.errors import TransduceError
 from transduce.runtime.doubts import Doubt
+from transduce.runtime.wanted import as_glossary
 from transduce.serving.answers import json_answer
 from transduce.serving.encodings import listed
 from transduce.serving.gate import Gate, watch
@@ -23,9 +25,10 @@ from transduce.serving.messages import (
     TranslateResponse,
 )
 from transduce.serving.openapi import Operation
-from transduce.serving.request_error import RequestError
+from transduce.serving.request_error import RequestError, invalid
 from transduce.serving.service import Answer, Wish
 from transduce.serving.streaming import LatestProgress, stream_answer
+from transduce.text.glossary import Glossary
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
 
@@ -58,6 +61,7 @@ class LibreTranslate:
             alternatives=message.alternatives or 0,
             timeout_seconds=message.timeout,
             doubts=message.doubts,
+            glossary=_glossary(message),
         )
         gone = watch(request)
         if message.stream:
@@ -124,6 +128,13 @@ class LibreTranslate:
     async def disabled(self, request: Request) -> Response:
         """What LibreTranslate can be told not to offer, and this server does not."""
         raise RequestError(403, f"{request.url.path} is not offered by this server: POST /translate takes texts.")
+
+
+def _glossary(message: TranslateRequest) -> Glossary | None:
+    try:
+        return as_glossary(message.glossary or None)
+    except TransduceError as error:
+        raise invalid(str(error)) from None
 
 
 def _choice(code: str) -> LanguageChoice:

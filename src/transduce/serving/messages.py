@@ -1,6 +1,7 @@
 """What travels in the LibreTranslate API, typed: requests are checked against it, and the OpenAPI document says it.
 
-Field names are LibreTranslate's (version 1.9). Its clients do not send what is ours: `stream`, `timeout` and `doubts`.
+Field names are LibreTranslate's (version 1.9). Its clients do not send what is ours: `stream`, `timeout`, `doubts` and
+`glossary`.
 """
 
 from typing import Annotated, Literal
@@ -36,6 +37,17 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
     timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
     doubts: Annotated[bool, Meta(description="Tell what speaks against each translation.")] = False
+    glossary: (
+        Annotated[
+            dict[str, str | list[str]],
+            Meta(
+                description="Terms, and what translations contain of those in their texts: a text, or several of which "
+                "any will do. In place of the server's own glossary. In JSON alone.",
+                examples=[{"Hund": ["dog", "dogs"]}],
+            ),
+        ]
+        | None
+    ) = None
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):

@@ -6,9 +6,11 @@ from pathlib import Path
 from transduce.errors import TransduceError
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator
+from transduce.runtime.wanted import check_glossary
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.access import Access
+from transduce.text.glossary import Glossary
 from transduce.text.language_profiles import LanguageProfiles
 
 
@@ -45,6 +47,7 @@ class ServedModel:
         self.target_language = target
         self.search = search or translator.search
         self.profiles = profiles
+        self.glossary: Glossary | None = None
         self.access = Access()
         """Whoever computes with the model has it."""
 
@@ -57,12 +60,31 @@ class ServedModel:
         """Pieces of the longest sentence that is translated in one part, without the end symbol."""
         return self.translator.longest_source
 
+    def use(self, glossary: Glossary | None) -> None:
+        """Translates terms as it says from now on, where a request brings none.
+
+        Raises:
+            TransduceError: as `check`.
+        """
+        if glossary is not None:
+            self.check(glossary, self.search)
+        self.glossary = glossary
+
+    def check(self, glossary: Glossary, search: SearchSettings) -> None:
+        """Raises TransduceError where it cannot write what stands for a term, or not with this search."""
+        check_glossary(glossary, search, self.translator.tokenizer.target)
+
     def translate(
-        self, sentences: list[str], search: SearchSettings, places: Sequence[int], observer: Observer
+        self,
+        sentences: list[str],
+        search: SearchSettings,
+        places: Sequence[int],
+        observer: Observer,
+        glossary: Glossary | None,
     ) -> list[Translation]:
         """Translations of a batch, in order; `places` are those in the requests."""
         with self.access.shared():
-            return self.translator.translate(sentences, search, places=places, observer=observer)
+            return self.translator.translate(sentences, search, places=places, observer=observer, glossary=glossary)
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from transduce.errors import TransduceError
 from transduce.runtime.doubts import Doubt, find_doubts
 from transduce.runtime.parts import is_unspaced
 from transduce.runtime.translation import Translation
@@ -21,6 +22,7 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.request_error import invalid
 from transduce.serving.settings import ServingSettings
 from transduce.serving.texts import Plan, plan
+from transduce.text.glossary import Glossary
 from transduce.text.language_profiles import LanguageProfiles
 
 
@@ -35,6 +37,14 @@ class Wish(NamedTuple):
     timeout_seconds: float | None = None
     """Where the client is in more of a hurry than the server's deadline."""
     doubts: bool = False
+    glossary: Glossary | None = None
+    """In place of the models' own."""
+
+    @property
+    def characters(self) -> int:
+        """Of all that it takes to grant it."""
+        terms = self.glossary.terms if self.glossary else ()
+        return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
 class Answer(NamedTuple):
@@ -122,7 +132,7 @@ class Service:
         return [_answer(task, wish, translations.get(id(task.model), iter(()))) for task in tasks]
 
     def _check_limits(self, wish: Wish) -> None:
-        limits, characters = self.settings, sum(map(len, wish.texts))
+        limits, characters = self.settings, wish.characters
         if len(wish.texts) > limits.max_texts:
             raise invalid(f"request ({len(wish.texts)} texts) exceeds text limit ({limits.max_texts})")
         if characters > limits.max_characters:
@@ -155,13 +165,24 @@ class Service:
             for line in range(len(task.plan.sentences))
         ]
         seconds = self.settings.deadline_seconds
+        search = with_alternatives(model.search, wish.alternatives)
+        if wish.glossary is not None:
+            _check_glossary(model, wish.glossary, search)
         return Job(
             model,
             [tasks[index].plan.sentences[line] for index, line in places],
-            with_alternatives(model.search, wish.alternatives),
+            search,
             seconds=min(seconds, wish.timeout_seconds or seconds),
             progress=None if report is None or wish.format == "html" else _reporter(model, places, report),
+            glossary=wish.glossary or model.glossary,
         )
+
+
+def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
+    try:
+        model.check(glossary, search)
+    except TransduceError as error:
+        raise invalid(str(error)) from None
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
@@ -200,16 +221,22 @@ def _answer(task: Task, wish: Wish, translations: Iterator[Translation]) -> Answ
     ranks = range(wish.alternatives + 1)
     texts = dict.fromkeys(task.plan.assemble([_nth(translation, rank) for translation in found]) for rank in ranks)
     best, *others = texts
-    doubts = _doubts(found, task.model, task.source, wish.target) if wish.doubts else ()
+    doubts = _doubts(found, task, wish, task.model) if wish.doubts else ()
     return Answer(best, others, task.source, task.detected, doubts)
 
 
-def _doubts(translations: Iterable[Translation], model: Model, source: str, target: str) -> tuple[Doubt, ...]:
+def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[Doubt, ...]:
     """What speaks against a text's translations, one after the other."""
     return tuple(
         doubt
         for each in translations
-        for doubt in find_doubts(each, source_language=source, target_language=target, unread=model.unread(each.source))
+        for doubt in find_doubts(
+            each,
+            source_language=task.source,
+            target_language=wish.target,
+            unread=model.unread(each.source),
+            glossary=wish.glossary or model.glossary,
+        )
     )
 
 

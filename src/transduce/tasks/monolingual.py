@@ -17,9 +17,10 @@ from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import lines_at_once, portions, skip_lines
 from transduce.runtime.folder import WEIGHTS
+from transduce.runtime.opening import load
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.second_look import review
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.tasks.account import Account
 from transduce.tasks.foreseen import foresee
 from transduce.tasks.new_run import SETTINGS_FILE, refuse_to_overwrite

@@ -27,8 +27,9 @@ from transduce.model.fused import training_kernels
 from transduce.model.packing import PackedBatch
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.runtime.opening import load
 from transduce.runtime.parts import LONGEST_SOURCE
-from transduce.runtime.translator import Translator, load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.card import model_card
 from transduce.tasks.corpus import TaskCorpus, TaskText

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.inspection.words import cut_at_words, locate_words, overlap, piece_spans, split_words
 from transduce.runtime.translator import Translator
+from transduce.text.word_spans import cut_at_words, locate_words, overlap, piece_spans, split_words
 
 
 def words_of(text: str) -> list[str]:

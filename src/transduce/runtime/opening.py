@@ -1,0 +1,62 @@
+"""A model folder → the Translator that runs it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from transduce.errors import TransduceError
+from transduce.given import as_paths
+from transduce.model.precision import Precision
+from transduce.runtime.ensembles import check_vocabularies
+from transduce.runtime.folder import read_encoder_decoder_folder
+from transduce.runtime.languages import with_languages
+from transduce.runtime.machine import detect_machine
+from transduce.runtime.precision import at_precision, check_precision
+from transduce.runtime.search_defaults import read_longest_source, read_search_settings
+from transduce.runtime.task_card import refuse_parsers
+from transduce.runtime.translator import Translator
+
+
+def load(
+    folder: str | Path | Sequence[str | Path],
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> Translator:
+    """Opens a model folder, or several whose models translate together; they search as the first one's folder says.
+
+    Args:
+        folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
+        precision: "fp32", "bf16", "int8": 8-bit weights, for a CPU; or "auto": bf16 where the hardware
+            multiplies it faster.
+        device: "cpu", "cuda", or "auto": the GPU where there is one.
+        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
+        source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
+        target_language: to translate into, where it has.
+
+    Raises:
+        TransduceError: a folder or an option is not what it should be.
+    """
+    check_precision(precision)
+    folders = as_paths(folder, "A model's folder")
+    if not folders:
+        raise TransduceError("At least one model folder is needed, but none was named.")
+    refuse_parsers(folders)
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
+    check_vocabularies(folders, contents)
+    first, *others = (at_precision(each.model, precision, machine) for each in contents)
+    return Translator(
+        first,
+        contents[0].tokenizer,
+        source_language=contents[0].manifest.source_language,
+        target_language=contents[0].manifest.target_language,
+        search=read_search_settings(folders[0]),
+        ensemble=others,
+        longest_source=min(map(read_longest_source, folders)),
+    )

@@ -1,0 +1,199 @@
+"""Terms put into translations that have others in their place.
+
+Which words stand for a term the model itself tells: those that it holds for much less likely once the term is taken
+out of the source. They are replaced, and the rest stays; of several targets the model likes one best. A search that is
+forced to write a term knows nothing of its place: it leaves the word that it would have written, and appends the term.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from transduce.runtime.parts import Part
+from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
+from transduce.runtime.translation import Alternative, Translation
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term
+from transduce.text.languages import is_of_word
+from transduce.text.mentions import in_spaced_word, mentions
+from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span, overlap, piece_spans
+
+# A word that stands for a term loses 4 to 15 nats with it, others hardly 2 (docs/benchmarks.md).
+FEWEST_NATS = 2.0
+# Of the loss of the word that loses most: neighbours that lose as much stand for the term together.
+_NEIGHBOURS_SHARE = 0.5
+
+Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
+"""How probable translations are, given their sources."""
+
+
+class Draft(NamedTuple):
+    """An alternative that lacks terms."""
+
+    part: Part
+    alternative: Alternative
+
+
+class _Place(NamedTuple):
+    """Where a term belongs in a translation."""
+
+    span: Span
+    term: Term
+
+
+def put_terms(
+    parts: Sequence[Part],
+    found: Mapping[tuple[int, int], Translation],
+    glossary: Glossary,
+    search: SearchSettings,
+    vocabulary: Vocabulary,
+    score: Scoring,
+) -> dict[tuple[int, int], Translation]:
+    """The translations of parts whose alternatives lack terms, and for which it is clear where they belong.
+
+    Args:
+        parts: of sentences.
+        found: their translations by their keys; one that is not there was given up.
+        glossary: whose terms they lack.
+        search: how they were found; what it asks of every translation, these have too.
+        vocabulary: the target's.
+        score: of the model, with the search's own penalty.
+    """
+    if search.no_repeated_ngrams:  # a term may well be said twice
+        return {}
+    drafts = [
+        Draft(part, alternative)
+        for part in parts
+        if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MOST_PIECES
+        for alternative in found[part.key].alternatives
+        if len(alternative.pieces) < MOST_PIECES and glossary.missing(part.text, alternative.text)
+    ]
+    texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, vocabulary, score)
+    put = [(draft, text) for draft, text in zip(drafts, texts, strict=True) if text and _is_allowed(text, search)]
+    scores = score([draft.part.text for draft, _ in put], [text for _, text in put]) if put else []
+    better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
+    for (draft, _), own in zip(put, scores, strict=True):
+        if search.max_length is None or len(own.pieces) <= search.max_length:
+            better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(own).alternatives[0]
+    lacking = Counter(draft.part.key for draft in drafts)
+    return {
+        key: _with_alternatives(found[key], changed) for key, changed in better.items() if len(changed) == lacking[key]
+    }
+
+
+def _is_allowed(text: str, search: SearchSettings) -> bool:
+    return not any(mentions(text, forbidden) for forbidden in search.forbidden)
+
+
+def _with_alternatives(translation: Translation, changed: Mapping[Alternative, Alternative]) -> Translation:
+    """Each alternative or what stands for it, best first, none twice."""
+    alternatives = {each.text: each for each in (changed.get(one, one) for one in translation.alternatives)}
+    ranked = sorted(alternatives.values(), key=lambda each: (not each.ended, -each.score))
+    return msgspec.structs.replace(translation, alternatives=tuple(ranked))
+
+
+def substitute(
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, vocabulary: Vocabulary, score: Scoring
+) -> list[str | None]:
+    """Each translation with the terms that it lacks, or None where their places are not clear.
+
+    Args:
+        pairs: sources and their translations.
+        glossary: whose terms they lack.
+        vocabulary: the target's.
+        score: of the model that made them.
+    """
+    places = _find_places(pairs, glossary, vocabulary, score)
+    variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
+    asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
+    values = iter(_score_pairs(asked, score))
+    found = [max(((next(values).log_probability, each) for each in own), default=None) for own in variants]
+    chosen = [None if best is None else best[1] for best in found]
+    return [
+        None if text is None or glossary.missing(source, text) else text
+        for (source, _), text in zip(pairs, chosen, strict=True)
+    ]
+
+
+def _score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
+    return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
+
+
+def _find_places(
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, vocabulary: Vocabulary, score: Scoring
+) -> Iterator[list[_Place] | None]:
+    """Where each translation's terms belong, from left to right; None where that is not clear."""
+    lacking = [glossary.missing(*pair) for pair in pairs]
+    asked = [
+        (given, text)
+        for (source, text), terms in zip(pairs, lacking, strict=True)
+        for given in (source, *(glossary.without(source, term) for term in terms))
+    ]
+    scores = iter(_score_pairs(asked, score))
+    for (_, text), terms in zip(pairs, lacking, strict=True):
+        words, whole = word_spans(text), next(scores)
+        losses = [_losses(text, words, whole, next(scores), vocabulary) for _ in terms]
+        found = [_best_place(words, own, term) for own, term in zip(losses, terms, strict=True)]
+        places = sorted((place for place in found if place is not None), key=lambda place: place.span)
+        apart = all(one.span.end <= other.span.start for one, other in pairwise(places))
+        yield places if len(places) == len(terms) and apart else None
+
+
+def word_spans(text: str) -> list[Span]:
+    """The words of a text without punctuation; in scripts without spaces every character is one."""
+    spans: list[Span] = []
+    for place, character in enumerate(text):
+        if not is_of_word(character):
+            continue
+        goes_on = spans and spans[-1].end == place and in_spaced_word(character) and in_spaced_word(text[place - 1])
+        start = spans.pop().start if goes_on else place
+        spans.append(Span(start, place + 1))
+    return spans
+
+
+def _losses(text: str, words: list[Span], whole: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
+    """How many nats each word loses with a term; a piece's are shared out among the words that it spells."""
+    if vocabulary.as_seen(text) != text:  # pieces would spell something else
+        return [0.0] * len(words)
+    ids = vocabulary.encode(text)
+    spans = piece_spans(vocabulary.spellings(ids), text)
+    pairs = zip(whole.piece_log_probabilities, without.piece_log_probabilities, strict=True)
+    lost = [one - other for one, other in pairs][-1 - len(ids) : -1]  # without what is forced first, and the end
+    shares = overlap(words, spans) / [max(1, span.end - span.start) for span in spans]
+    return [float(value) for value in shares @ lost]
+
+
+def _best_place(words: list[Span], losses: list[float], term: Term) -> _Place | None:
+    """The word that loses most, with its neighbours that lose much, too."""
+    if not words or max(losses) < FEWEST_NATS:
+        return None
+    first = last = losses.index(max(losses))
+    enough = max(FEWEST_NATS, losses[first] * _NEIGHBOURS_SHARE)
+    while first > 0 and losses[first - 1] >= enough:
+        first -= 1
+    while last + 1 < len(words) and losses[last + 1] >= enough:
+        last += 1
+    return _Place(Span(words[first].start, words[last].end), term)
+
+
+def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
+    """The text with its terms, for each target of each term, while the others have their first ones."""
+    if not places:
+        return
+    usual = [place.term.targets[0] for place in places]
+    yield _put(text, places, usual)
+    for number, place in enumerate(places):
+        for target in place.term.targets[1:]:
+            yield _put(text, places, [*usual[:number], target, *usual[number + 1 :]])
+
+
+def _put(text: str, places: Sequence[_Place], targets: Sequence[str]) -> str:
+    for place, target in reversed(list(zip(places, targets, strict=True))):
+        begins = text[place.span.start].isupper() and not any(map(is_of_word, text[: place.span.start]))
+        written = target[:1].upper() + target[1:] if begins and target == target.lower() else target
+        text = text[: place.span.start] + written + text[place.span.end :]
+    return text

@@ -1,0 +1,105 @@
+"""Terms: which of them a text has, and whether a translation has theirs."""
+
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.text.glossary import Glossary, Term, TermTally, read_glossary
+
+
+def glossary(**terms: str) -> Glossary:
+    return Glossary(Term(source.replace("_", " "), tuple(targets.split("/"))) for source, targets in terms.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Ein Hund bellt.", ["Hund"]),
+        ("Hunde rennen.", []),  # another word
+        ("Der Hund, der Hund!", ["Hund"]),  # once
+        ("ein hund", []),  # a capital is as written
+        ("Bellen ist laut. BELLEN!", ["bellen"]),  # lower case is any
+        ("Der   große\tHund", ["große Hund"]),  # the longest, whatever the space
+        ("Ein Bernhardiner (Hund) bellt", ["Hund"]),
+        ("", []),
+        ("große", []),
+    ],
+)
+def test_terms_are_found_as_whole_words(text: str, found: list[str]) -> None:
+    terms = glossary(Hund="dog", bellen="bark", große_Hund="great dane")
+    assert [term.source for term in terms.find(text)] == found
+
+
+def test_terms_without_spaces_are_found_anywhere_the_longest_first() -> None:
+    terms = glossary(苹果="apple", 苹果汁="apple juice", 果汁="juice", 汁="sap")
+    assert [term.source for term in terms.find("我喝苹果汁和果汁，吃苹果。")] == ["苹果汁", "果汁", "苹果"]
+
+
+def test_other_spellings_of_one_text_are_one() -> None:
+    terms = Glossary([Term("e\u0301le\u0300ve", ("pupil",))])
+    assert [term.targets for term in terms.find("L'\u00c9l\u00e8ve, un \u00e9l\u00e8ve")] == [("pupil",)]
+
+
+@pytest.mark.parametrize(
+    ("translation", "missing"),
+    [
+        ("A dog barks.", []),
+        ("Dogs bark.", []),  # another form, at the start
+        ("Dog food", []),
+        ("A dogma", ["Hund"]),
+        ("A hound", ["Hund"]),
+    ],
+)
+def test_what_stands_for_a_term_is_looked_for_in_all_its_forms(translation: str, missing: list[str]) -> None:
+    terms = glossary(Hund="dog/dogs", Katze="cat")
+    assert [term.source for term in terms.missing("Ein Hund", translation)] == missing
+
+
+def test_a_name_has_no_other_form() -> None:
+    terms = glossary(苹果="Apple", 爱="iPhone")
+    assert [term.forms for term in terms.terms] == [("Apple",), ("iPhone",)]
+    assert [term.source for term in terms.missing("苹果爱", "apple IPhone")] == ["苹果", "爱"]
+
+
+def test_a_file_is_read_with_its_places(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("\ufeffHund\tdog\tdogs\r\n\nTransduce\nHund\thound\n", encoding="utf-8")
+    hund, name = read_glossary(path).terms
+    assert (hund.source, hund.targets, hund.place) == ("Hund", ("dog", "dogs", "hound"), f"{path}, line 1")
+    assert (name.source, name.targets, name.place) == ("Transduce", ("Transduce",), f"{path}, line 3")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("Hund\tdog\nKatze\t\n", "line 2: A term needs a text for the source and at least one for the translation"),
+        ("\tdog\n", "line 1: A term needs a text for the source"),
+        ("Hund\tdog\t \n", r"line 1: .* of 'Hund' and \['dog', ' '\]: a term that stays as it is stands alone"),
+        ("\n\n", "A glossary has terms, but .*terms.tsv has none"),
+    ],
+)
+def test_a_file_with_something_else_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(TransduceError, match=message):
+        read_glossary(path)
+
+
+def test_a_tally_counts_terms_and_names_the_first_that_are_missing() -> None:
+    tally = TermTally(glossary(Hund="dog", Katze="cat/cats"))
+    tally.add(1, "Hund und Katze", "dog and cats")
+    assert str(tally) == "glossary: 2 terms in the sources, 2 of them in the translations"
+    for number in range(2, 9):
+        tally.add(number, "Katze", "a dog")
+    told = str(tally).splitlines()
+    assert told[0] == "glossary: 9 terms in the sources, 2 of them in the translations; missing"
+    assert told[1] == "  line 2: `Katze` as `cat` or `cats`"
+    assert len(told) == 7
+    assert told[-1] == "  and 2 more"
+
+
+def test_a_large_glossary_is_looked_up_at_once() -> None:
+    terms = Glossary(Term(f"Wort{number}", (f"word{number}",)) for number in range(100_000))
+    assert len(terms) == 100_000
+    assert [term.targets for term in terms.find("Ein Wort99999 und Wort7")] == [("word99999",), ("word7",)]
