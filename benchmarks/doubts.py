@@ -38,7 +38,7 @@ def main() -> int:
     said = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or _train(folder, 1.0 if said.quick else said.minutes)
+    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
     sources = list(read_lines(str(said.source or folder / f"{said.part}.zh.gz")))
     references = list(read_lines(str(said.target or folder / f"{said.part}.en.gz")))
     if said.quick:
@@ -48,7 +48,8 @@ def main() -> int:
     return report(_rows(translator, found, references), said.json)
 
 
-def _train(corpus: Path, minutes: float) -> Path:
+def train_on(corpus: Path, minutes: float) -> Path:
+    """A model of these many minutes; the same folder serves a second time."""
     sides = {"source": "zh", "target": "en"}
     options = ["--minutes", str(minutes)]
     for side, language in sides.items():

@@ -7,7 +7,7 @@ forced to write a term knows nothing of its place: it leaves the word that it wo
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import msgspec
@@ -22,9 +22,9 @@ from transduce.text.mentions import in_spaced_word, mentions
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, piece_spans
 
-# A word that stands for a term loses 4 to 15 nats with it, others hardly 2 (docs/benchmarks.md).
-FEWEST_NATS = 2.0
-# Of the loss of the word that loses most: neighbours that lose as much stand for the term together.
+# A word that stands for a term mostly loses 2 to 15 nats with it, other words less than one. Chosen on Tatoeba's dev.
+FEWEST_NATS = 1.0
+# Of the loss of the word that loses most: neighbours that lose as much may stand for the term together with it.
 _NEIGHBOURS_SHARE = 0.5
 
 Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
@@ -41,7 +41,8 @@ class Draft(NamedTuple):
 class _Place(NamedTuple):
     """Where a term belongs in a translation."""
 
-    span: Span
+    spans: tuple[Span, ...]
+    """What it may replace: a word, or more."""
     term: Term
 
 
@@ -111,12 +112,17 @@ def substitute(
     variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
     asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
     values = iter(_score_pairs(asked, score))
-    found = [max(((next(values).log_probability, each) for each in own), default=None) for own in variants]
+    found = [max(((_mean(next(values)), each) for each in own), default=None) for own in variants]
     chosen = [None if best is None else best[1] for best in found]
     return [
         None if text is None or glossary.missing(source, text) else text
         for (source, _), text in zip(pairs, chosen, strict=True)
     ]
+
+
+def _mean(score: Score) -> float:
+    """The log-probability of a piece: of whole texts, the shorter would be the likelier."""
+    return score.log_probability / len(score.piece_log_probabilities)
 
 
 def _score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
@@ -138,8 +144,8 @@ def _find_places(
         words, whole = word_spans(text), next(scores)
         losses = [_losses(text, words, whole, next(scores), vocabulary) for _ in terms]
         found = [_best_place(words, own, term) for own, term in zip(losses, terms, strict=True)]
-        places = sorted((place for place in found if place is not None), key=lambda place: place.span)
-        apart = all(one.span.end <= other.span.start for one, other in pairwise(places))
+        places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
+        apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
         yield places if len(places) == len(terms) and apart else None
 
 
@@ -168,32 +174,32 @@ def _losses(text: str, words: list[Span], whole: Score, without: Score, vocabula
 
 
 def _best_place(words: list[Span], losses: list[float], term: Term) -> _Place | None:
-    """The word that loses most, with its neighbours that lose much, too."""
+    """The word that loses most, also with the neighbours that lose much, on either side."""
     if not words or max(losses) < FEWEST_NATS:
         return None
-    first = last = losses.index(max(losses))
-    enough = max(FEWEST_NATS, losses[first] * _NEIGHBOURS_SHARE)
+    core = first = last = losses.index(max(losses))
+    enough = max(FEWEST_NATS, losses[core] * _NEIGHBOURS_SHARE)
     while first > 0 and losses[first - 1] >= enough:
         first -= 1
     while last + 1 < len(words) and losses[last + 1] >= enough:
         last += 1
-    return _Place(Span(words[first].start, words[last].end), term)
+    reaches = dict.fromkeys(product((core, first), (core, last)))
+    return _Place(tuple(Span(words[start].start, words[end].end) for start, end in reaches), term)
 
 
 def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
-    """The text with its terms, for each target of each term, while the others have their first ones."""
-    if not places:
-        return
-    usual = [place.term.targets[0] for place in places]
-    yield _put(text, places, usual)
+    """The text with its terms, for each way to put each of them, while the others are put in their first ways."""
+    usual = [(place.spans[0], place.term.targets[0]) for place in places]
     for number, place in enumerate(places):
-        for target in place.term.targets[1:]:
-            yield _put(text, places, [*usual[:number], target, *usual[number + 1 :]])
+        others = usual[:number] + usual[number + 1 :]
+        for span, target in product(place.spans, place.term.targets):
+            if all(span.end <= other.start or other.end <= span.start for other, _ in others):
+                yield _put(text, sorted([*others, (span, target)]))
 
 
-def _put(text: str, places: Sequence[_Place], targets: Sequence[str]) -> str:
-    for place, target in reversed(list(zip(places, targets, strict=True))):
-        begins = text[place.span.start].isupper() and not any(map(is_of_word, text[: place.span.start]))
+def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:
+    for span, target in reversed(ways):
+        begins = text[span.start].isupper() and not any(map(is_of_word, text[: span.start]))
         written = target[:1].upper() + target[1:] if begins and target == target.lower() else target
-        text = text[: place.span.start] + written + text[place.span.end :]
+        text = text[: span.start] + written + text[span.end :]
     return text

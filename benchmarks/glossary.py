@@ -1,0 +1,117 @@
+"""Do terms of a glossary come where they belong? Tatoeba Chinese to English, with other words for some terms.
+
+    python benchmarks/glossary.py                        # trains a model first, half an hour
+    python benchmarks/glossary.py --model DIR --part dev
+    python benchmarks/glossary.py --quick
+
+A glossary asks for words that the model has not learnt for these terms: Thomas for Tom, a goat for a dog. References
+are changed alike, so a translation is right that is as good as before and has the other word in the same place. Scored
+are the sentences that have a term, and the usual word in their reference. What could be had: the plain translations
+against the references as they were. Beside the glossary, the search that must write the terms as phrases, wherever it
+likes.
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from doubts import train_on
+from report import Row, data_folder, machine, parser, report
+
+from transduce import Translation, Translator, load, score
+from transduce.search.settings import SearchSettings
+from transduce.text.files import read_lines
+from transduce.text.glossary import Glossary, Term, TermTally
+
+# Of the source; usual words, and those that are asked for in their place.
+CHANGED = {
+    "汤姆": {"Tom": "Thomas"},
+    "玛丽": {"Mary": "Maria"},
+    "波士顿": {"Boston": "Chicago"},
+    "法语": {"French": "Spanish"},
+    "英语": {"English": "Italian"},
+    "日本": {"Japan": "Canada"},
+    "学校": {"school": "college", "schools": "colleges"},
+    "书": {"book": "letter", "books": "letters"},
+    "狗": {"dog": "goat", "dogs": "goats"},
+    "猫": {"cat": "bird", "cats": "birds"},
+    "老师": {"teacher": "lawyer", "teachers": "lawyers"},
+    "医生": {"doctor": "driver", "doctors": "drivers"},
+}
+
+
+class Case(NamedTuple):
+    """A sentence, its reference, and the reference with the words that are asked for."""
+
+    source: str
+    usual: str
+    wanted: str
+
+
+def changed(source: str, reference: str, glossary: Glossary) -> str:
+    """A reference with the words that the glossary asks for."""
+    for term in glossary.find(source):
+        for usual, other in CHANGED[term.source].items():
+            reference = re.sub(rf"\b{usual}\b", other, reference)
+    return reference
+
+
+def main() -> int:
+    """Translates three times, and scores each."""
+    options = parser(__doc__)
+    options.add_argument("--model", type=Path, help="a folder")
+    options.add_argument("--beam-size", type=int, default=4)
+    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
+    options.add_argument("--part", choices=("dev", "test"), default="test")
+    options.add_argument("--threads", type=int)
+    said = options.parse_args()
+    print(machine())
+    folder = data_folder() / "tatoeba-zh-en"
+    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
+    glossary = Glossary(Term(source, tuple(words.values())) for source, words in CHANGED.items())
+    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
+    known = [Case(source, reference, changed(source, reference, glossary)) for source, reference in pairs]
+    cases = [case for case in known if case.usual != case.wanted][: 100 if said.quick else None]
+    translator = load(model, task="translation", threads=said.threads)
+    search = msgspec.structs.replace(translator.search, beam_size=said.beam_size)
+    return report(_rows(translator, search, cases, glossary), said.json)
+
+
+def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glossary: Glossary) -> list[Row]:
+    sources = [case.source for case in cases]
+    forced = [[term.targets[0] for term in glossary.find(source)] for source in sources]
+    translator.translate(sources[:8], search)  # what is done once is done
+    ways: dict[str, Callable[[], list[Translation]]] = {
+        "plain": lambda: translator.translate(sources, search),
+        "phrases": lambda: translator.translate(sources, search, phrases=forced),
+        "glossary": lambda: translator.translate(sources, search, glossary=glossary),
+    }
+    rows: list[Row] = []
+    for name, way in ways.items():
+        started_at = time.monotonic()
+        found = way()
+        rows.append(Row(f"{name}, time", time.monotonic() - started_at, "seconds"))
+        if name == "plain":
+            could = score([each.text for each in found], [case.usual for case in cases], target_language="en").bleu
+            rows.append(Row("what could be had", could.value, f"BLEU, {len(cases)} sentences, {could.signature}"))
+        rows += _scores(name, cases, found, glossary)
+    return rows
+
+
+def _scores(name: str, cases: Sequence[Case], found: Sequence[Translation], glossary: Glossary) -> list[Row]:
+    tally = TermTally(glossary)
+    for number, (case, translation) in enumerate(zip(cases, found, strict=True)):
+        tally.add(number, case.source, translation.text)
+    bleu = score([each.text for each in found], [case.wanted for case in cases], target_language="en").bleu.value
+    share = 100.0 * (1 - len(tally.missing) / tally.terms)
+    return [
+        Row(f"{name}, changed references", bleu, "BLEU"),
+        Row(f"{name}, terms as asked for", share, f"% of {tally.terms}"),
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
