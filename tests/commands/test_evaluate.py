@@ -46,6 +46,18 @@ def test_evaluate_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_
     assert printed["sentences"] == 50
 
 
+def test_evaluate_with_a_glossary_says_so(
+    capsys: Capture, trained: Path, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    sources, references = write_lines("in.zh", ["我吃鱼。"]), write_lines("ref.en", ["we eat milk ."])
+    terms, report, output = write_lines("terms.tsv", ["鱼\tmilk"]), tmp_path / "report.json", tmp_path / "out.en"
+    options = ["--source", str(sources), "--reference", str(references), "--glossary", str(terms)]
+    assert main(["evaluate", str(trained), *options, "--json", str(report), "--output", str(output)]) == 0
+    assert json.loads(report.read_text("utf-8"))["decoding"]["glossary"] == str(terms)
+    assert "milk" in output.read_text("utf-8")
+    assert "glossary: 1 terms in the sources, 1 of them in the translations\n" in capsys.readouterr().err
+
+
 def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
     references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
     good = write_lines("good.en", references)

@@ -86,3 +86,18 @@ def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path
     for option in ("--sample", "--n-best=2"):
         assert main([*command, "--look-again", option]) == 2
         assert "--look-again seeks one better translation: leave --sample and --n-best out." in capsys.readouterr().err
+
+
+def test_terms_that_are_not_translated_as_a_glossary_says(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    terms, better = tmp_path / "terms.tsv", tmp_path / "better.en"
+    terms.write_text("鱼\tmilk\n", "utf-8")
+    source, target = files
+    target.write_text("milk\n\nfish\nwe eat milk\n", "utf-8")
+    options = ["--source", source, "--translation", target, "--glossary", terms]
+    out, err = review(capsys, trained, *options, "--look-again", better)
+    rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
+    assert "terms (`鱼` as `milk`)" in rows["3"]
+    assert "1 terms" in err
+    assert "milk" in better.read_text("utf-8").split("\n")[2]

@@ -264,3 +264,49 @@ def test_a_folder_may_say_that_translations_are_drawn(
     assert (searched.sampling, searched.beam_size, searched.n_best) == (None, 3, 2)
     assert main(["translate", str(folder), "--beam-size", "3", "--seed", "6"]) == 2
     assert "says how to draw translations" in capsys.readouterr().err
+
+
+# --- terms -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terms(write_lines: WriteLines) -> Path:
+    return write_lines("terms.tsv", ["鱼\tmilk", "", "茶\tthe water\tapples"])
+
+
+def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, terms: Path
+) -> None:
+    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    file = write_lines("in.zh", ["我吃鱼。", "我们喝水。", "老师喝茶。"])
+    arguments = ["translate", str(trained), str(file), "--glossary", str(terms), "--beam-size", "2", *COMPUTING]
+    assert main(arguments) == 0
+    alone = capsys.readouterr()
+    assert "milk" in alone.out.split("\n")[0]
+    assert alone.err == "glossary: 2 terms in the sources, 2 of them in the translations\n"
+    assert main([*arguments, "--workers", "2"]) == 0
+    assert capsys.readouterr() == alone
+
+
+def test_where_there_is_no_room_the_line_is_told(
+    capsys: Capture, trained: Path, write_lines: WriteLines, terms: Path, tmp_path: Path
+) -> None:
+    file, out = write_lines("in.zh", ["我们喝水。", "老师喝茶。"]), tmp_path / "out.en"
+    options = ["--glossary", str(terms), "--max-length", "1", "--output", str(out), *COMPUTING]
+    assert main(["translate", str(trained), str(file), *options]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "glossary: 1 terms in the sources, 0 of them in the translations; missing"
+    assert told[1] == "  line 2: `茶` as `the water` or `apples`"
+    assert len(out.read_text("utf-8").splitlines()) == 2
+
+
+def test_a_wrong_glossary_is_told_before_anything_is_written(
+    capsys: Capture, trained: Path, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    file, out = write_lines("in.zh", ["我们喝水。"]), tmp_path / "out.en"
+    for line, message in (("鱼\t", "line 1: A term needs a text"), ("鱼\t☃", "line 1: A translation cannot contain")):
+        path = write_lines("wrong.tsv", [line])
+        options = ["--glossary", str(path), "--output", str(out), *COMPUTING]
+        assert main(["translate", str(trained), str(file), *options]) == 2
+        assert message in capsys.readouterr().err
+        assert list(tmp_path.glob("out.en*")) == []

@@ -60,7 +60,7 @@ class ResumableFile:
             if not self.partial.exists():
                 self.is_finished = True
                 self.side.unlink()
-        self._held = ExitStack()
+        self._held, self._is_held = ExitStack(), False
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -69,7 +69,9 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Lets go of the file."""
+        """Lets go of the file; where nothing came of it, it does not stay behind."""
+        if kind is not None and self._is_held and self.progress.lines == 0:
+            self.partial.unlink(missing_ok=True)
         self._held.close()
 
     def _read(self, resume: bool) -> Progress:
@@ -124,6 +126,7 @@ class ResumableFile:
         if stands != (self._encoded() if self.progress.lines else None):  # it went on while this one began
             raise self._not_alone()
         os.truncate(self.partial, self.progress.size_bytes)
+        self._is_held = True
 
     def append(self, lines: list[str], text: str) -> None:
         """Writes what belongs to further lines of the input."""

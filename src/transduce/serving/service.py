@@ -164,17 +164,20 @@ class Service:
             if task.model is model
             for line in range(len(task.plan.sentences))
         ]
-        seconds = self.settings.deadline_seconds
+        sentences = [tasks[index].plan.sentences[line] for index, line in places]
+        seconds, glossary = self.settings.deadline_seconds, wish.glossary or model.glossary
         search = with_alternatives(model.search, wish.alternatives)
         if wish.glossary is not None:
             _check_glossary(model, wish.glossary, search)
         return Job(
             model,
-            [tasks[index].plan.sentences[line] for index, line in places],
+            sentences,
             search,
             seconds=min(seconds, wish.timeout_seconds or seconds),
-            progress=None if report is None or wish.format == "html" else _reporter(model, places, report),
-            glossary=wish.glossary or model.glossary,
+            progress=None
+            if report is None or wish.format == "html"
+            else _reporter(model, places, report, _with_terms(sentences, glossary)),
+            glossary=glossary,
         )
 
 
@@ -197,13 +200,20 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
     return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
 
 
+def _with_terms(sentences: Sequence[str], glossary: Glossary | None) -> frozenset[int]:
+    """The numbers of those that have a term: they may be searched for twice, so nothing of them is certain before."""
+    return frozenset(number for number, sentence in enumerate(sentences) if glossary and glossary.find(sentence))
+
+
 def _reporter(
-    model: Model, places: Sequence[tuple[int, int]], report: Report
+    model: Model, places: Sequence[tuple[int, int]], report: Report, silent: frozenset[int]
 ) -> Callable[[int, Sequence[int], int], None]:
-    """Progress of a decoding thread, told to the event loop in text."""
+    """Progress of a decoding thread, told to the event loop in text, but for the silent sentences."""
     loop = asyncio.get_running_loop()
 
     def progress(number: int, ids: Sequence[int], certain: int) -> None:
+        if number in silent:
+            return
         index, line = places[number]
         # A character may have only some of its bytes yet.
         text, draft = (model.text(part).rstrip("\ufffd") for part in (ids[:certain], ids))

@@ -1,0 +1,143 @@
+"""Terms come where the words stand that depend on them, told by a model whose opinions are written down here."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.runtime.parts import Part
+from transduce.runtime.scoring import Score
+from transduce.runtime.substitution import put_terms, substitute, word_spans
+from transduce.runtime.translation import Alternative, Translation
+from transduce.runtime.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term
+from transduce.text.vocabulary import Vocabulary
+
+
+class Opinions:
+    """A model that holds words for unlikely (5 nats) without their causes in the source, and dislikes some texts."""
+
+    def __init__(self, vocabulary: Vocabulary, causes: dict[str, str], dislikes: Sequence[str] = ()) -> None:
+        self.vocabulary = vocabulary
+        self.causes = causes
+        self.dislikes = dislikes
+        self.asked: list[tuple[str, str]] = []
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        self.asked += zip(sources, targets, strict=True)
+        return [self._score(*pair) for pair in zip(sources, targets, strict=True)]
+
+    def _score(self, source: str, target: str) -> Score:
+        values, pieces = [], []
+        for word in target.split():
+            cause = self.causes.get(word.lower().rstrip("."))
+            own = self.vocabulary.pieces(self.vocabulary.encode(word))
+            nats = -5.0 if cause is not None and cause not in source else -0.1
+            values += [nats / len(own)] * len(own)
+            pieces += own
+        end = -9.0 if any(text in target for text in self.dislikes) else -0.1
+        total = sum(values) + end
+        return Score(source, target, tuple(pieces), (*values, end), total)
+
+
+@pytest.fixture
+def vocabulary(translator: Translator) -> Vocabulary:
+    return translator.tokenizer.target
+
+
+CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
+
+
+def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
+    glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
+    opinions = Opinions(vocabulary, CAUSES, dislikes)
+    return substitute([(source, text)], glossary, vocabulary, opinions.score)[0]
+
+
+def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼。", "we eat fish.", 鱼="milk") == "we eat milk."
+    assert put(vocabulary, "鱼", "fish", 鱼="the water") == "the water"
+
+
+def test_several_terms_each_have_their_place(vocabulary: Vocabulary) -> None:
+    found = put(vocabulary, "老师吃鱼喝茶", "teacher eat fish tea.", 茶="milk", 鱼="apples", 老师="student")
+    assert found == "student eat apples milk."
+
+
+def test_what_begins_a_sentence_begins_it_with_a_capital(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "鱼", "Fish eat", 鱼="milk") == "Milk eat"
+    assert put(vocabulary, "鱼", "Fish eat", 鱼="iPod") == "iPod eat"  # a name is as it is written
+    assert put(vocabulary, "鱼", "eat fish", 鱼="milk") == "eat milk"
+
+
+def test_the_form_is_the_one_that_the_model_likes_best(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
+    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
+
+
+def test_neighbours_go_with_it_where_the_model_likes_it_better(vocabulary: Vocabulary) -> None:
+    """`the` depends on the teacher, too."""
+    source, text = "老师吃鱼", "the teacher eat fish"
+    assert put(vocabulary, source, text, 老师="students", dislikes=["the students", "students teacher"]) == (
+        "students eat fish"
+    )
+
+
+def test_where_no_word_depends_on_it_nothing_is_put(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼。", "we eat milk.", 鱼="apples") is None
+    assert put(vocabulary, "我吃鱼。", "", 鱼="apples") is None
+    assert put(vocabulary, "我吃鱼喝茶。", "we eat fish.", 鱼="apples", 茶="water") is None  # one of two
+
+
+def test_punctuation_is_no_word_and_characters_without_spaces_are() -> None:
+    text = "It's “fish” (我们吃)."
+    assert [text[start:end] for start, end in word_spans(text)] == ["It", "s", "fish", "我", "们", "吃"]
+
+
+def lacking(*texts: str) -> tuple[Part, Translation]:
+    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+    alternatives = tuple(
+        Alternative(text, tuple(text.split()), (-0.1,), -1.0 - n, True) for n, text in enumerate(texts)
+    )
+    return part, Translation(part.text, alternatives)
+
+
+def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> list[str] | None:
+    part, translation = lacking(*texts)
+    score = Opinions(vocabulary, CAUSES).score
+    glossary = Glossary([Term("鱼", ("milk",))])
+    found = put_terms([part], {part.key: translation}, glossary, search, vocabulary, score)
+    return [each.text for each in found[part.key].alternatives] if found else None
+
+
+def test_all_alternatives_have_their_terms_best_first_and_none_twice(vocabulary: Vocabulary) -> None:
+    search = SearchSettings(n_best=3)
+    found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
+    assert found is not None
+    assert sorted(found) == ["we eat milk", "we milk eat"]
+    assert put_into(vocabulary, search, "we eat fish", "we eat tea") is None  # all or none
+
+
+@pytest.mark.parametrize(
+    "search",
+    [SearchSettings(max_length=1), SearchSettings(forbidden=("eat milk",)), SearchSettings(no_repeated_ngrams=2)],
+)
+def test_what_the_search_asks_for_holds_here_too(vocabulary: Vocabulary, search: SearchSettings) -> None:
+    assert put_into(vocabulary, SearchSettings(), "we eat fish") == ["we eat milk"]
+    assert put_into(vocabulary, search, "we eat fish") is None
+
+
+def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
+    opinions = Opinions(vocabulary, CAUSES)
+    part, translation = lacking("we eat milk")
+    glossary = Glossary([Term("鱼", ("milk",))])
+    assert put_terms([part], {part.key: translation}, glossary, SearchSettings(), vocabulary, opinions.score) == {}
+    assert opinions.asked == []
+
+
+def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> None:
+    strict, glossary = SearchSettings(strict=True, beam_size=2), {"鱼": "milk", "茶": "water"}
+    sentences = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
+    together = translator.translate(sentences, strict, glossary=glossary)
+    alone = [translator.translate([sentence], strict, glossary=glossary)[0] for sentence in sentences]
+    assert together == alone

@@ -1,0 +1,114 @@
+"""Terms over HTTP: the server's own glossary, and those that requests bring."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.commands.serve import read_glossaries
+from transduce.errors import TransduceError
+from transduce.runtime.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.serving.jobs import Job
+from transduce.serving.models import ServedModel
+from transduce.text.glossary import Glossary, Term
+from transduce.text.mentions import mentions
+
+OWN = Glossary([Term("Hund", ("dog",))])
+
+
+def test_the_servers_glossary_holds_for_all_requests(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(glossary=OWN)) as live:
+        assert live.translate("ein Hund").json["translatedText"] == "EIN HUND dog"
+        asked = {"text": ["ein Hund"], "source_lang": "DE", "target_lang": "EN"}
+        reply = live.ask("POST", "/v2/translate", asked)
+        assert reply.json["translations"][0]["text"] == "EIN HUND dog"
+
+
+def test_a_requests_terms_take_its_place(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(glossary=OWN)) as live:
+        asked = {"glossary": {"Satz": "phrase", "ein": ["a", "one"]}}
+        assert live.translate("ein Satz, ein Hund", **asked).json["translatedText"] == "EIN SATZ, EIN HUND a phrase"
+        assert live.translate("ein Hund", glossary={}).json["translatedText"] == "EIN HUND dog"
+        assert live.translate("ein Hund", glossary=None).json["translatedText"] == "EIN HUND dog"
+
+
+def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
+        assert live.translate("ein Hund", doubts=True).json["doubts"] == []
+    model = gated_model(glossary=OWN)
+    model.translate = lambda sentences, *rest: gated_model().translate(sentences, *rest[:-1], None)
+    with serve(model) as live:
+        doubts = live.translate("ein Hund", doubts=True).json["doubts"]
+    assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts
+
+
+@pytest.mark.parametrize(
+    ("glossary", "sentence"),
+    [
+        ({"Satz": ""}, "Invalid request: A term needs a text for the source and at least one for the translation"),
+        ({"": "phrase"}, "Invalid request: A term needs a text for the source"),
+        ({"Satz": []}, "Invalid request: A term needs a text for the source"),
+        ({"Satz": "☃"}, "Invalid request: this model cannot write ☃"),
+        ({"Satz": 5}, "Invalid request: expected `str | array`, got `int` in `glossary[...]`"),
+        (["Satz"], "Invalid request: expected `object | null`, got `array` in `glossary`"),
+        ({"Satz": "x" * 20_000}, "Invalid request: request (20012) exceeds text limit (20000 characters)"),
+    ],
+)
+def test_what_cannot_be_is_told(serve: Any, gated_model: Any, glossary: Any, sentence: str) -> None:
+    with serve(gated_model()) as live:
+        reply = live.translate("ein Satz", glossary=glossary)
+    assert reply.status == 400
+    assert reply.error.startswith(sentence)
+
+
+def test_a_glossary_by_its_number_is_refused_and_not_left_out(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model()) as live:
+        asked = {"text": ["ein"], "target_lang": "EN", "glossary_id": "def3a26b-3e84"}
+        reply = live.ask("POST", "/v2/translate", asked)
+    assert reply.status == 404
+    assert reply.error.startswith("There is no glossary `def3a26b-3e84`: what the server was started with holds")
+
+
+def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: Any) -> None:
+    model, search = gated_model(), SearchSettings(beam_size=1)
+    first, same, other, none = (
+        Job(model, ["a"], search, seconds=9, glossary=glossary) for glossary in (OWN, OWN, Glossary(OWN.terms), None)
+    )
+    assert first.goes_with(same)
+    assert not first.goes_with(other)
+    assert not first.goes_with(none)
+
+
+def test_nothing_is_certain_of_a_sentence_with_terms_before_its_end(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(glossary=OWN, steps=5)) as live:
+        body = live.translate("ein Hund\nein Satz", stream=True).body.decode()
+    assert '"line":1' in body
+    assert '"line":0' not in body
+    assert body.endswith('data: {"translatedText":"EIN HUND dog\\nEIN SATZ"}\n\n')
+
+
+def test_a_real_model_answers_as_it_does_offline(serve: Any, translator: Translator) -> None:
+    glossary, lines = {"鱼": "milk"}, ["我吃鱼。", "我们喝水。"]
+    offline = [found.text for found in translator.translate(lines, translator.search, glossary=glossary)]
+    with serve(ServedModel(translator, languages=("zh", "en"))) as live:
+        assert live.translate(lines, source="zh", glossary=glossary).json["translatedText"] == offline
+        assert mentions(offline[0], "milk")
+        reply = live.translate(lines, source="zh", glossary={"鱼": "☃"})
+        assert (reply.status, reply.error[:45]) == (400, "Invalid request: A translation cannot contain")
+
+
+def test_a_model_that_cannot_write_a_term_is_told_when_it_is_named(translator: Translator) -> None:
+    model = ServedModel(translator, languages=("zh", "en"))
+    with pytest.raises(TransduceError, match="A translation cannot contain `☃`"):
+        model.use(Glossary([Term("鱼", ("☃",))]))
+
+
+def test_files_are_named_with_languages_where_there_are_several_models(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("Hund\tdog\n", encoding="utf-8")
+    assert [term.source for term in read_glossaries([str(path)], 1)[None].terms] == ["Hund"]
+    assert set(read_glossaries([f"de:en={path}", f"en:de={path}"], 2)) == {("de", "en"), ("en", "de")}
+    for named in ([str(path)], [f"de:en={path}"] * 2):
+        with pytest.raises(TransduceError, match=r"it is not clear whose `.*` is: say its languages, as in zh:en="):
+            read_glossaries(named, 2)
