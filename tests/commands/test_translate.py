@@ -266,7 +266,7 @@ def test_a_folder_may_say_that_translations_are_drawn(
     assert "says how to draw translations" in capsys.readouterr().err
 
 
-# --- terms -------------------------------------------------------------------------------------------------------------
+# --- terms ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
