@@ -124,10 +124,15 @@ class Document:
             # The only number is a time-out; one that may pass is a matter of speed, and not of form.
             return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
         if kind == "object":
-            return st.fixed_dictionaries(self._properties(schema))
+            return self._objects(schema)
         if kind == "array":
             return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
         return st.booleans() if kind == "boolean" else st.none()
+
+    def _objects(self, schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
+        if "properties" in schema:
+            return st.fixed_dictionaries(self._properties(schema))
+        return st.dictionaries(st.text(max_size=20), self.values(schema["additionalProperties"]), max_size=3)
 
     def mismatch(self, value: Any, schema: Schema, place: str = "$") -> str | None:
         """What is wrong with a value, if anything is."""

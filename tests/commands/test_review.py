@@ -95,7 +95,7 @@ def test_terms_that_are_not_translated_as_a_glossary_says(
     terms.write_text("鱼\tmilk\n", "utf-8")
     source, target = files
     target.write_text("milk\n\nfish\nwe eat milk\n", "utf-8")
-    options = ["--source", source, "--translation", target, "--glossary", terms]
+    options: list[str | Path] = ["--source", source, "--translation", target, "--glossary", terms]
     out, err = review(capsys, trained, *options, "--look-again", better)
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
     assert "terms (`鱼` as `milk`)" in rows["3"]

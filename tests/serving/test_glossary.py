@@ -66,8 +66,10 @@ def test_a_glossary_by_its_number_is_refused_and_not_left_out(serve: Any, gated_
     with serve(gated_model()) as live:
         asked = {"text": ["ein"], "target_lang": "EN", "glossary_id": "def3a26b-3e84"}
         reply = live.ask("POST", "/v2/translate", asked)
-    assert reply.status == 404
-    assert reply.error.startswith("There is no glossary `def3a26b-3e84`: what the server was started with holds")
+    assert reply.status == 400
+    assert reply.error.startswith(
+        "Invalid request: there is no glossary `def3a26b-3e84`; what the server was started with holds"
+    )
 
 
 def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: Any) -> None:

@@ -16,7 +16,7 @@ from transduce.serving.encodings import listed
 from transduce.serving.gate import Gate, watch
 from transduce.serving.languages import AUTO, base, language_name
 from transduce.serving.openapi import Operation
-from transduce.serving.request_error import RequestError
+from transduce.serving.request_error import invalid
 from transduce.serving.service import Wish
 
 _NO_LIMIT = 10**12
@@ -44,10 +44,9 @@ class DeepL:
         message = await self.gate.read(request, DeepLRequest)
         self.gate.check_key(request)
         if message.glossary_id is not None:  # to leave it out silently would be worse
-            raise RequestError(
-                404,
-                f"There is no glossary `{message.glossary_id}`: what the server was started with holds for all "
-                "requests, and POST /translate takes terms of its own.",
+            raise invalid(
+                f"there is no glossary `{message.glossary_id}`; what the server was started with holds for all "
+                "requests, and POST /translate takes terms of its own"
             )
         wish = Wish(
             texts=listed(message.text),
