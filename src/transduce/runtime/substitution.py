@@ -53,6 +53,8 @@ def put_terms(
     search: SearchSettings,
     vocabulary: Vocabulary,
     score: Scoring,
+    *,
+    most_pieces: int = MOST_PIECES,
 ) -> dict[tuple[int, int], Translation]:
     """The translations of parts whose alternatives lack terms, and for which it is clear where they belong.
 
@@ -63,6 +65,7 @@ def put_terms(
         search: how they were found; what it asks of every translation, these have too.
         vocabulary: the target's.
         score: of the model, with the search's own penalty.
+        most_pieces: of a translation that it can score.
     """
     if search.no_repeated_ngrams:  # a term may well be said twice
         return {}
@@ -71,7 +74,7 @@ def put_terms(
         for part in parts
         if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MOST_PIECES
         for alternative in found[part.key].alternatives
-        if len(alternative.pieces) < MOST_PIECES and glossary.missing(part.text, alternative.text)
+        if len(alternative.pieces) < most_pieces // 2 and glossary.missing(part.text, alternative.text)
     ]
     texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, vocabulary, score)
     put = [(draft, text) for draft, text in zip(drafts, texts, strict=True) if text and _is_allowed(text, search)]

@@ -17,7 +17,7 @@ from transduce.runtime.like_lengths import pieces_at_once
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
 from transduce.runtime.phrases import spell_prefix
 from transduce.runtime.precision import precision_of
-from transduce.runtime.scoring import Score, score_translations
+from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.substitution import Scoring, put_terms
@@ -190,7 +190,8 @@ class Translator:
         waiting = [part for part in parts if not part.is_empty]
         found |= self._search_parts(waiting, search, chances, watch)
         if terms is not None:
-            found |= put_terms(waiting, found, terms, search, self.tokenizer.target, self._scoring(search))
+            most, score = min(MOST_PIECES, most_positions(self.models)), self._scoring(search)
+            found |= put_terms(waiting, found, terms, search, self.tokenizer.target, score, most_pieces=most)
             lacking = with_terms(waiting, found, terms, search, self.tokenizer.target)
             found |= self._search_parts(lacking, search, chances, watch)
         return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
