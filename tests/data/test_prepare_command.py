@@ -106,7 +106,7 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Training needs text: give --source and --target"),
+        ([], "There is no text to learn from: give --source and --target"),
         (["--source", "a", "--shard", "0/4"], "`--shard` takes a number and a count, .* but is `0/4`"),
         (["--source", "a", "--shard", "5/4"], "but is `5/4`"),
         (["--source", "a", "--shard", "1"], "but is `1`"),
@@ -183,7 +183,7 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
     run = tmp_path / "run"
     files = {side: [str(toy_corpus / f"train.{name}")] for side, name in (("source", "zh"), ("target", "en"))}
     use(prepared, run, data=dict(files), tokenizer={"vocabulary_size": 300})
-    with pytest.raises(TransduceError, match=r"`data\.source` is \('other\.zh',\), but .*shards was prepared with"):
+    with pytest.raises(TransduceError, match=r"`data\.source` is other\.zh, but .*shards was prepared with"):
         use(prepared, run, data={"source": ["other.zh"]})
     with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` is 555, but .* was prepared with 300"):
         use(prepared, run, tokenizer={"vocabulary_size": 555})
@@ -199,7 +199,7 @@ def test_the_direction_must_be_what_was_prepared(tmp_path: Path) -> None:
     pairs.write_text("\n".join(lines) + "\n", encoding="utf-8")
     prepared = tmp_path / "prepared"
     assert main(["prepare", "--source", str(pairs), "--languages", "fi", "ja", "--out", str(prepared)]) == 0
-    with pytest.raises(TransduceError, match=r"`data\.languages` is \('ja', 'fi'\), but .*prepared was prepared with"):
+    with pytest.raises(TransduceError, match=r"`data\.languages` is ja fi, but .*prepared was prepared with"):
         use(prepared, tmp_path / "run", data={"languages": ["ja", "fi"]})
     use(prepared, tmp_path / "run", data={"languages": ["fi", "ja"]})
 

@@ -405,7 +405,7 @@ def test_a_folder_says_how_it_wants_to_be_searched(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[search]\nbeam_sizes = 7\n", "The search settings in .* cannot be used: .*beam_sizes"),
+        ("[search]\nbeam_sizes = 7\n", "The search settings in .*settings.toml cannot be used: .*beam_sizes"),
         ("[search]\nbeam_size = 0\n", "`beam_size` must be at least 1, but is 0"),
         ("[search\n", r"settings\.toml cannot be read"),
     ],

@@ -24,6 +24,7 @@ from transduce.runtime.translator import Translator
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kind import Place
+from transduce.tasks.new_run import NewRun
 from transduce.tasks.resume import read_stored
 from transduce.tasks.run import Run, RunRequest
 from transduce.tasks.train import train
@@ -97,7 +98,7 @@ def test_what_was_said_is_shown_as_said(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data.source": []}, "Training needs text: give --source and --target"),
+        ({"data.source": []}, "There is no text to learn from: give --source and --target"),
         ({"data.source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
         ({"data.target": ["nowhere.en"]}, r"nowhere\.en does not exist: check the file's name"),
         ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
@@ -122,8 +123,15 @@ def test_a_mistake_leaves_nothing_behind(
     if not settings["data.source"]:
         settings["data.target"] = []
     with pytest.raises(TransduceError, match=message):
-        train(out=tmp_path / "model", settings=settings, device="cpu", threads=1)
+        train(out=tmp_path / "new" / "folder" / "model", settings=settings, device="cpu", threads=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parents_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
+    new = NewRun(tmp_path / "a" / "b" / "model")
+    (new.make().parent.parent / "another").mkdir()
+    new.undo()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["another"]
 
 
 def test_a_folder_that_holds_a_model_alone_is_not_trained_over(toy_settings: dict[str, Any], tmp_path: Path) -> None:
@@ -404,6 +412,14 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
     train(out=folder, resume=True, device="cpu", threads=1)
     assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
     assert (folder / "model.safetensors").read_bytes() == once
+
+
+def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        TransduceError, match=r"typo holds no run to go on with, and no text is named to begin one with"
+    ):
+        train(out=tmp_path / "typo", resume=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(

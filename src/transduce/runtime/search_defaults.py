@@ -26,13 +26,14 @@ def read_search_settings(folder: Path) -> SearchSettings:
     """
     if is_foreign(folder):
         return foreign_search_settings(folder)
-    table = _read_run_settings(folder / _RUN_SETTINGS)
+    table, path = _read_run_settings(folder / _RUN_SETTINGS), folder / _RUN_SETTINGS
     if table is None:
-        table = _read_generation_config(folder / "generation_config.json")
+        path = folder / "generation_config.json"
+        table = _read_generation_config(path)
     try:
         return msgspec.convert(table, SearchSettings)
     except msgspec.ValidationError as error:
-        raise TransduceError(f"The search settings in {folder} cannot be used: {str(error).rstrip('.')}.") from None
+        raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
 
 
 def read_longest_source(folder: Path) -> int:

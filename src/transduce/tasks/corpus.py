@@ -215,8 +215,9 @@ def use_prepared(
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
         if said not in (None, ()) and said != found:
+            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (said, found))
             raise TransduceError(
-                f"`{name}` is {said}, but {prepared} was prepared with {found}: leave it out, or prepare again."
+                f"`{name}` is {one}, but {prepared} was prepared with {other}: leave it out, or prepare again."
             )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)

@@ -334,7 +334,9 @@ def pairs_of_files(data: DataSettings) -> TaskText:
         TransduceError: nothing is said of it.
     """
     if not data.source:
-        raise TransduceError("Training needs text: give --source and --target, or `data.source` in the settings.")
+        raise TransduceError(
+            "There is no text to learn from: give --source and --target, or `data.source` in the settings."
+        )
 
     def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
         return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)

@@ -1,5 +1,6 @@
 """The folder of a run that begins: where nothing is learnt, it is left as if there had been no run."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -7,11 +8,25 @@ from safetensors import SafetensorError
 
 from transduce.errors import TransduceError
 from transduce.runtime.folder import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
+from transduce.tasks.settings import DataSettings
 
 SETTINGS_FILE = "settings.toml"
 # What else a run writes, of which something of the user's may have the name.
 RUN_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
 _OF_TOKENIZERS = (*VOCABULARIES, "tokenizer.json")
+
+
+def refuse_to_resume_nothing(folder: Path, data: DataSettings, *, resume: bool) -> None:
+    """Where there is no run yet, `--resume` begins one, for which there must be text.
+
+    Raises:
+        TransduceError: there is none.
+    """
+    if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
+        raise TransduceError(
+            f"{folder} holds no run to go on with, and no text is named to begin one with: name the run's folder with "
+            "--out, or give --source and --target."
+        )
 
 
 def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
@@ -40,6 +55,7 @@ class NewRun:
     def __init__(self, folder: Path) -> None:
         self.folder, self._settings = folder, folder / SETTINGS_FILE
         self._was_there, self._had_run = folder.exists(), self._settings.exists()
+        self._made = [parent for parent in folder.parents if not parent.exists()]  # the innermost first
 
     def make(self) -> Path:
         """The folder, which is there from here on."""
@@ -47,9 +63,14 @@ class NewRun:
         return self.folder
 
     def undo(self) -> None:
-        """Removes a folder that was not there before; one that was holds no run afterwards, and all that it held."""
+        """Removes a folder that was not there before, with its parents that were made for it; one that was there holds
+        no run afterwards, and all that it held.
+        """
         if not self._was_there:
             shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                for parent in self._made:
+                    parent.rmdir()
         elif not self._had_run:
             self._settings.unlink(missing_ok=True)
 

@@ -32,7 +32,7 @@ from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.foreseen import foresee
 from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
-from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite
+from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite, refuse_to_resume_nothing
 from transduce.tasks.precautions import share_of_machine, take_precautions
 from transduce.tasks.resolve import as_settings, explain_languages, resolve_tokenizer, resolve_training
 from transduce.tasks.resolve_model import (
@@ -254,6 +254,7 @@ def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSetting
         held.enter_context(sole_run(request.out))
         resolved, corpus = run.resume()
     else:
+        refuse_to_resume_nothing(request.out, run.settings.data, resume=request.resume)
         refuse_to_overwrite(request.out, resume=request.resume)
         new = NewRun(request.out)
         held.enter_context(sole_run(new.make()))
