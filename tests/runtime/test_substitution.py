@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from transduce.runtime.occlusion import word_spans
 from transduce.runtime.parts import Part
 from transduce.runtime.scoring import Score
-from transduce.runtime.substitution import put_terms, substitute, word_spans
+from transduce.runtime.substitution import put_terms, substitute
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings

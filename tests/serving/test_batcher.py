@@ -38,7 +38,7 @@ def lengths(batcher: Batcher) -> list[int]:
     """The pieces of the sentences of the next batch, which is delivered."""
     batch = batcher.take()
     assert batch is not None
-    batcher.finish(batch, [translated(text) for text in batch.sentences])
+    batcher.finish(batch, [translated(place.sentence) for place in batch.places])
     return [place.pieces for place in batch.places]
 
 
@@ -122,7 +122,7 @@ def test_room_is_counted_exactly(model: Any) -> None:
     batcher.leave(batch, jobs[0])
     assert (batcher.running, batcher.waiting) == (1, 3)
     batcher.submit(job(model, 4))
-    batcher.finish(batch, [translated(text) for text in batch.sentences])
+    batcher.finish(batch, [translated(place.sentence) for place in batch.places])
     assert jobs[1].future.done()
     assert not jobs[0].future.done()
     assert (batcher.running, batcher.waiting) == (0, 4)
@@ -153,7 +153,7 @@ def test_idle_workers_share_what_is_worth_sharing(
     def work() -> None:
         while (batch := batcher.take()) is not None:
             taken.append(len(batch.places))
-            batcher.finish(batch, [translated(text) for text in batch.sentences])
+            batcher.finish(batch, [translated(place.sentence) for place in batch.places])
 
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
@@ -183,7 +183,7 @@ def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> No
     assert second is not None
     assert second.jobs == [long]
     for batch in (first, second):
-        batcher.finish(batch, [translated(text) for text in batch.sentences])
+        batcher.finish(batch, [translated(place.sentence) for place in batch.places])
     assert long.future.done()
     assert batcher.running == 0
 

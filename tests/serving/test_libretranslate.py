@@ -84,6 +84,12 @@ def test_html_keeps_its_tags(live: Any) -> None:
     assert reply.json["translatedText"] == "<p>TEE &amp; <b>KUCHEN</b></p>"
 
 
+def test_each_alternative_has_the_tags(live: Any) -> None:
+    reply = live.translate(["<b>ein</b> Satz", "zwei"], format="html", alternatives=2)
+    assert reply.json["translatedText"] == ["<b>EIN</b> SATZ", "ZWEI"]
+    assert reply.json["alternatives"] == [["<b>EIN</b> SATZ (1)", "<b>EIN</b> SATZ (2)"], ["ZWEI (1)", "ZWEI (2)"]]
+
+
 @pytest.mark.parametrize("source", ["zh", "zh-Hans", "ZH-hans", "zh_CN", "zh-cn"])
 def test_chinese_has_several_names(live: Any, source: str) -> None:
     assert live.translate("茶 tea", source=source).json["translatedText"] == "茶 TEA"

@@ -2,19 +2,34 @@
 
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.runtime.translator import Translator
+from transduce.serving.jobs import Job, Place
 from transduce.serving.markup import markup_plan
+from transduce.serving.models import ServedModel
 from transduce.serving.texts import plan_text
+from transduce.text.word_spans import Span
 
 
-def translate(document: str, said: Mapping[str, str] | None = None, *, spaced: bool = True) -> str:
-    """Sentences by a dictionary; others in capitals."""
-    sentences, assemble = markup_plan(document, spaced=spaced)
-    return assemble([(said or {}).get(sentence, sentence.upper()) for sentence in sentences])
+def translate(
+    document: str, said: Mapping[str, str] | None = None, parts: Mapping[str, str] | None = None, *, spaced: bool = True
+) -> str:
+    """Sentences by a dictionary; others in capitals. Marked parts by another one; others stay where they are."""
+    plan = markup_plan(document, spaced=spaced)
+    found = [(said or {}).get(sentence, sentence.upper()) for sentence in plan.sentences]
+
+    def place(number: int, span: Span) -> Span:
+        part = (parts or {}).get(plan.sentences[number][span.start : span.end])
+        start = span.start if part is None else found[number].index(part)
+        return Span(start, span.end if part is None else start + len(part))
+
+    return plan.assemble(found, {number: [place(number, span) for span in own] for number, own in plan.marks.items()})
 
 
 @pytest.mark.parametrize(
@@ -54,40 +69,52 @@ def test_a_document_keeps_all_but_its_words(document: str, translated: str) -> N
 
 
 def test_marks_follow_what_they_mark() -> None:
-    said = {"I": "ich", "love": "liebe", "red tea": "roten Tee", "I love red tea .": "Roten Tee liebe ich."}
-    assert translate("I <b>love</b> <i><a>red tea</a></i> .", said) == "<i><a>Roten Tee</a></i> <b>liebe</b> ich."
+    said = {"I love red tea .": "Roten Tee liebe ich."}
+    parts = {"love": "liebe", "red tea": "Roten Tee"}
+    translated = translate("I <b>love</b> <i><a>red tea</a></i> .", said, parts)
+    assert translated == "<i><a>Roten Tee</a></i> <b>liebe</b> ich."
 
 
-def test_a_full_stop_after_a_part_by_itself_does_not_matter() -> None:
-    said = {"red": "Rot.", "the red house": "das Haus ist rot & groß"}
-    assert translate("the <b>red</b> house", said) == "das Haus ist <b>rot</b> &amp; groß"
+def test_marks_within_marks_and_beside_words() -> None:
+    said = {"the big red house & garden": "das große rote Haus & der Garten"}
+    parts = {"big red house": "große rote Haus", "red": "rote"}
+    translated = translate("  the <a href='x'>big <b>red</b> house</a> &amp; garden\n", said, parts)
+    assert translated == "  das <a href='x'>große <b>rote</b> Haus</a> &amp; der Garten\n"
+
+
+def test_spaces_within_marks_are_left_out_of_them() -> None:
+    said, parts = {"the red house": "das rote Haus"}, {"red": "rote"}
+    assert translate("the<b> red </b>house", said, parts) == "das <b>rote</b> Haus"
+    assert translate("<p> <b> red </b>\n</p>", {"red": "rot"}, {"red": "rot"}) == "<p>  <b>rot</b> \n</p>"
+
+
+def test_marks_without_words_stay_in_their_sentence() -> None:
+    assert translate("<i class='x'></i> one <b>two</b>") == " <i class='x'></i>ONE <b>TWO</b>"
 
 
 @pytest.mark.parametrize(
-    ("part", "whole"),
-    [("rot", "das Haus"), ("rot", "rot und rot"), ("rot", "Rotkohl"), ("", "das rote Haus")],
-    ids=["not found", "found twice", "within a word", "nothing"],
+    ("document", "sentences"),
+    [
+        ("<a>one</a> | <a>two</a>", ["one", "two"]),  # links in a row
+        ("<b>one</b> <i>two</i>", ["one", "two"]),
+        ("<b>one</b> two <i>three</i>", ["one two three"]),
+        ("<b>one two</b>", ["one two"]),
+        ("<b>one</b> — <i></i>", ["one —"]),
+        ("one <b>two</i>", ["one", "two"]),  # not balanced
+        ("one <b>two", ["one", "two"]),
+        ("x" + "<b>y</b>" * 17, ["x", *["y"] * 17]),  # no sentence
+    ],
 )
-def test_where_a_parts_place_is_not_certain_the_parts_keep_theirs(part: str, whole: str) -> None:
-    said = {"the": "das", "red": part, "house": "Haus", "the red house": whole}
-    assert translate("the <b>red</b> house", said) == f"das <b>{part}</b> Haus"
+def test_a_block_is_one_sentence_or_several(document: str, sentences: list[str]) -> None:
+    assert markup_plan(document, spaced=True).sentences == sentences
 
 
 def test_words_are_kept_apart_that_the_source_writes_together() -> None:
-    said = {"老师": "the teacher", "今天": "today", "你": "you", "。": "."}
-    assert translate("<b>老师</b>今天<b>你</b>。", said) == "<b>the teacher</b> today<b> you</b>。"
-    assert translate("<b>H</b>ello") == "<b>H</b>ELLO"
-    assert translate("<b>老师</b>今天", {"老师": "先生", "今天": "今日"}, spaced=False) == "<b>先生</b>今日"
-
-
-def test_parts_that_overlap_keep_their_places() -> None:
-    said = {"a": "rot grün", "b": "grün blau", "a b": "rot grün blau"}
-    assert translate("<b>a</b> <i>b</i>", said) == "<b>rot grün</b> <i>grün blau</i>"
-
-
-def test_a_language_without_spaces_has_no_words_to_be_found_whole() -> None:
-    said = {"red": "红", "the red house": "这座红房子"}
-    assert translate("the <b>red</b> house", said, spaced=False) == "这座<b>红</b>房子"
+    said = {"老师": "the teacher", "你": "you"}
+    assert translate("<b>老师</b><b>你</b>。", said) == "<b>the teacher</b><b> you</b>。"
+    assert (
+        translate("<b>老师</b><i>今天</i>", {"老师": "先生", "今天": "今日"}, spaced=False) == "<b>先生</b><i>今日</i>"
+    )
 
 
 @given(
@@ -100,9 +127,9 @@ def test_a_language_without_spaces_has_no_words_to_be_found_whole() -> None:
 )
 def test_tags_are_the_same_before_and_after_when_nothing_is_moved(document: str) -> None:
     """Words stay as they are here, so nothing can move, and what comes out is what went in."""
-    sentences, assemble = markup_plan(document, spaced=True)
+    plan = markup_plan(document, spaced=True)
     tags = re.compile(r"<!--.*?-->|</?[a-z]+/?>")
-    translated = assemble(sentences)
+    translated = plan.assemble(plan.sentences, plan.marks)
     assert sorted(tags.findall(translated)) == sorted(tags.findall(document))
     assert tags.sub("", translated).count("<") == 0 or "<" in tags.sub("", document)
 
@@ -112,17 +139,36 @@ def test_tags_are_the_same_before_and_after_when_nothing_is_moved(document: str)
 )
 def test_broken_markup_takes_no_long_time(piece: str) -> None:
     document = f"x{piece * (20_000 // len(piece))}x"
-    sentences, assemble = markup_plan(document, spaced=True)
-    assert assemble(sentences).endswith("x")
+    plan = markup_plan(document, spaced=True)
+    assert plan.assemble(plan.sentences, plan.marks).endswith("x")
 
 
 def test_lines_of_plain_text_are_sentences() -> None:
-    sentences, assemble = plan_text("one\n\n two \r\n\u2028x")
-    assert sentences == ["one", " two ", "\u2028x"]
-    assert assemble(["1", "2", "3"]) == "1\n\n2\r\n3"
+    plan = plan_text("one\n\n two \r\n\u2028x")
+    assert plan.sentences == ["one", " two ", "\u2028x"]
+    assert plan.assemble(["1", "2", "3"], {}) == "1\n\n2\r\n3"
     assert plan_text(" \n").sentences == []
 
 
 def test_sentences_that_were_parts_of_a_text_without_spaces_have_one_between_them() -> None:
     said = {"我们买茶": "We buy tea.", "今天": "Today.", "你看见猫": "You see cats."}
-    assert translate("我们买茶<i>今天</i>你看见猫", said, spaced=True) == "We buy tea.<i> Today.</i> You see cats."
+    document = "<b>我们买茶</b><i>今天</i><b>你看见猫</b>"
+    assert translate(document, said) == "<b>We buy tea.</b><i> Today.</i><b> You see cats.</b>"
+
+
+def test_tags_of_nobody_who_waits_are_not_looked_for(gated_model: Any) -> None:
+    model = gated_model()
+    spans = {0: [Span(0, 3)]}
+    jobs = [Job(model, ["ein Satz"], model.search, seconds=seconds, marks=spans) for seconds in (60.0, 1e-9)]
+    observer = SimpleNamespace(after_step=lambda *_: ())
+    waited_for, late = jobs[0].decode([Place(job, 0) for job in jobs], observer)
+    assert waited_for.places == [[Span(0, 3)]]
+    assert late.places == ()
+
+
+def test_a_real_models_document_has_its_tags_around_words(serve: Any, translator: Translator) -> None:
+    with serve(ServedModel(translator, languages=("zh", "en"))) as live:
+        reply = live.translate("<p>我吃<b>鱼</b>。</p>", source="zh", format="html").json["translatedText"]
+    plain = translator("我吃鱼。").text
+    assert re.sub("</?b>", "", reply) == f"<p>{plain}</p>"
+    assert re.search(r"<b>\w[^<]*</b>", reply)

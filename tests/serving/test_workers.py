@@ -18,6 +18,7 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
 from transduce.serving.worker import Workers
 from transduce.text.glossary import Glossary
+from transduce.text.word_spans import Span
 
 
 class Meeting:
@@ -54,6 +55,14 @@ class Meeting:
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""
 
+    def locate(
+        self,
+        sources: Sequence[str],  # noqa: ARG002
+        targets: Sequence[str],  # noqa: ARG002
+        spans: Sequence[Sequence[Span]],
+    ) -> list[list[Span]]:
+        return [list(own) for own in spans]
+
     def text(self, ids: Sequence[int]) -> str:
         return str(ids)
 
@@ -82,7 +91,7 @@ def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, e
     jobs = [Job(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
     batcher.submit(*jobs)
     for job in jobs:
-        assert job.future.result(10)[0].source == "a"
+        assert job.future.result(10)[0].translation.source == "a"
     batcher.close()
     workers.join(10)
     assert model.threads == [(each, each)] * batches

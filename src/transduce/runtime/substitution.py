@@ -6,29 +6,27 @@ forced to write a term knows nothing of its place: it leaves the word that it wo
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
 import msgspec
 
+from transduce.runtime.occlusion import Occlusion, Scoring, score_pairs, word_losses, word_spans
 from transduce.runtime.parts import Part
 from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
 from transduce.text.languages import is_of_word
-from transduce.text.mentions import in_spaced_word, mentions
+from transduce.text.mentions import mentions
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, overlap, piece_spans
+from transduce.text.word_spans import Span
 
 # A word that stands for a term mostly loses 2 to 15 nats with it, other words less than one. Chosen on Tatoeba's dev.
 FEWEST_NATS = 1.0
 # Of the loss of the word that loses most: neighbours that lose as much may stand for the term together with it.
 _NEIGHBOURS_SHARE = 0.5
-
-Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
-"""How probable translations are, given their sources."""
 
 
 class Draft(NamedTuple):
@@ -114,7 +112,7 @@ def substitute(
     places = _find_places(pairs, glossary, vocabulary, score)
     variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
     asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
-    values = iter(_score_pairs(asked, score))
+    values = iter(score_pairs(asked, score))
     found = [max(((_mean(next(values)), each) for each in own), default=None) for own in variants]
     chosen = [None if best is None else best[1] for best in found]
     return [
@@ -128,52 +126,21 @@ def _mean(score: Score) -> float:
     return score.log_probability / len(score.piece_log_probabilities)
 
 
-def _score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
-    return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
-
-
 def _find_places(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[_Place] | None]:
     """Where each translation's terms belong, from left to right; None where that is not clear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
     asked = [
-        (given, text)
+        Occlusion(source, text, [glossary.without(source, term) for term in terms])
         for (source, text), terms in zip(pairs, lacking, strict=True)
-        for given in (source, *(glossary.without(source, term) for term in terms))
     ]
-    scores = iter(_score_pairs(asked, score))
-    for (_, text), terms in zip(pairs, lacking, strict=True):
-        words, whole = word_spans(text), next(scores)
-        losses = [_losses(text, words, whole, next(scores), vocabulary) for _ in terms]
+    for (_, text), terms, losses in zip(pairs, lacking, word_losses(asked, vocabulary, score), strict=True):
+        words = word_spans(text)
         found = [_best_place(words, own, term) for own, term in zip(losses, terms, strict=True)]
         places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
         apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
         yield places if len(places) == len(terms) and apart else None
-
-
-def word_spans(text: str) -> list[Span]:
-    """The words of a text without punctuation; in scripts without spaces every character is one."""
-    spans: list[Span] = []
-    for place, character in enumerate(text):
-        if not is_of_word(character):
-            continue
-        goes_on = spans and spans[-1].end == place and in_spaced_word(character) and in_spaced_word(text[place - 1])
-        start = spans.pop().start if goes_on else place
-        spans.append(Span(start, place + 1))
-    return spans
-
-
-def _losses(text: str, words: list[Span], whole: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """How many nats each word loses with a term; a piece's are shared out among the words that it spells."""
-    if vocabulary.as_seen(text) != text:  # pieces would spell something else
-        return [0.0] * len(words)
-    ids = vocabulary.encode(text)
-    spans = piece_spans(vocabulary.spellings(ids), text)
-    pairs = zip(whole.piece_log_probabilities, without.piece_log_probabilities, strict=True)
-    lost = [one - other for one, other in pairs][-1 - len(ids) : -1]  # without what is forced first, and the end
-    shares = overlap(words, spans) / [max(1, span.end - span.start) for span in spans]
-    return [float(value) for value in shares @ lost]
 
 
 def _best_place(words: list[Span], losses: list[float], term: Term) -> _Place | None:

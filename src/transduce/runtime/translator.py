@@ -14,13 +14,15 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_prefix, most_positions, pad
 from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.like_lengths import pieces_at_once
+from transduce.runtime.locating import Marked, locate
+from transduce.runtime.occlusion import Scoring
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
 from transduce.runtime.phrases import spell_prefix
 from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
-from transduce.runtime.substitution import Scoring, put_terms
+from transduce.runtime.substitution import put_terms
 from transduce.runtime.summary import summary
 from transduce.runtime.translation import Translation, nothing, translated
 from transduce.runtime.wanted import GivenGlossary, as_glossary, check_glossary, with_phrases, with_terms
@@ -30,8 +32,11 @@ from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.glossary import Glossary
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.word_spans import Span
 
 __all__ = ["Translator", "pad"]
+
+_MARKS_AROUND = 4  # pieces that a vocabulary adds: tags of languages, the end symbol
 
 
 class Translator:
@@ -285,6 +290,30 @@ class Translator:
         """
         alpha, generate = SearchSettings(length_penalty=length_penalty).length_penalty, self.search.generate
         return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
+
+    def locate(
+        self, sources: Iterable[str], targets: Iterable[str], spans: Iterable[Sequence[tuple[int, int]]]
+    ) -> list[list[Span]]:
+        """Where parts of sentences are in their translations: (start, end) in characters, one for each part.
+
+        Args:
+            sources: sentences.
+            targets: their translations, as many.
+            spans: the parts of each source, (start, end) in characters; any two are apart, or one is in the other.
+
+        Raises:
+            TransduceError: their numbers differ.
+        """
+        sources = as_texts(sources)
+        pairs = zip(sources, as_many("translation", len(sources), as_texts(targets)), strict=True)
+        parts = as_many("list of parts", len(sources), spans)
+        most, vocabularies = min(MOST_PIECES, most_positions(self.models)), self.tokenizer
+        asked = []
+        for (one, other), own in zip(pairs, parts, strict=True):
+            ids = (vocabularies.source.encode(one), vocabularies.target.encode(other))
+            is_scored = max(map(len, ids)) + _MARKS_AROUND <= most
+            asked.append(Marked(one, other, [Span(*span) for span in own], is_scored=is_scored))
+        return locate(asked, vocabularies.target, self._scoring(self.search))
 
     def _scoring(self, search: SearchSettings) -> Scoring:
         """Scores pairs as this search ranks them; in a strict one each by itself."""

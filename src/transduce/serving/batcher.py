@@ -9,27 +9,15 @@ last turn, so that a long text does not keep short ones out.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from transduce.serving.jobs import Job
+from transduce.serving.jobs import Job, Place
 from transduce.serving.request_error import RequestError
 
 _CANDIDATES_OF_A_JOB = 256  # so that a text of ten thousand lines is not sorted again for every batch
 # Fewer do not get a batch of their own while another worker is idle: every step of a batch has a price of its own,
 # which is about that of four sentences.
 _LEAST_APART = 16
-
-
-class Place(NamedTuple):
-    """A sentence of a job."""
-
-    job: Job
-    number: int
-
-    @property
-    def pieces(self) -> int:
-        """Its length."""
-        return self.job.pieces[self.number]
 
 
 class Batch:
@@ -39,11 +27,6 @@ class Batch:
         self.places = places
         self.jobs = list(dict.fromkeys(place.job for place in places))
         """Those whose sentences are still decoded."""
-
-    @property
-    def sentences(self) -> list[str]:
-        """The text of each place."""
-        return [job.sentences[number] for job, number in self.places]
 
     def split(self) -> list["Batch"]:
         """A batch for each job that is still in this one, which they replace."""

@@ -1,14 +1,15 @@
 """The sentences of one request on their way through the decoder."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transduce.runtime.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
+from transduce.text.word_spans import Span
 
 
 class Model(Protocol):
@@ -43,6 +44,11 @@ class Model(Protocol):
         is drawn for a sentence depends on its place in its own request, which `places` has.
         """
 
+    def locate(
+        self, sources: Sequence[str], targets: Sequence[str], spans: Sequence[Sequence[Span]]
+    ) -> list[list[Span]]:
+        """Where parts of sentences are in their translations."""
+
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""
 
@@ -50,8 +56,18 @@ class Model(Protocol):
         """The characters of a source that no piece spells."""
 
 
+_LOCATED_AT_ONCE = 16  # sentences with marks; between them is time to see who still waits
+
 # The place of a sentence in its request, the pieces of its best hypothesis so far, and how many of them are certain.
 Progress = Callable[[int, Sequence[int], int], None]
+
+
+class Translated(NamedTuple):
+    """A sentence's translation, and where the marks of the sentence are in it."""
+
+    translation: Translation
+    places: Sequence[Sequence[Span]] = ()
+    """In each alternative, the place of each mark; of none where nothing is marked."""
 
 
 class Job:
@@ -66,15 +82,18 @@ class Job:
         seconds: float,
         progress: Progress | None = None,
         glossary: Glossary | None = None,
+        marks: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """`seconds` from now the answer is of no use any more; `progress` is called by the decoding thread; `glossary`
-        says how terms are translated.
+        says how terms are translated, and `marks` which parts are to be found in the translation, by the sentences'
+        numbers.
         """
         self.model = model
         self.sentences = sentences
         self.search = search
         self.progress = progress
         self.glossary = glossary
+        self.marks = marks or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.pieces = model.count_pieces(sentences)
@@ -98,9 +117,49 @@ class Job:
         """Whether sentences of both may be decoded together."""
         return self.model is other.model and self.search == other.search and self.glossary is other.glossary
 
-    def decode(self, sentences: list[str], places: Sequence[int], observer: Observer) -> list[Any]:
-        """The results of some sentences, its own and those of jobs that go with it, by their places in each job."""
-        return self.model.translate(sentences, self.search, places, observer, self.glossary)
+    def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:
+        """The results of some sentences, its own and those of jobs that go with it."""
+        sentences, places = [place.sentence for place in batch], [place.number for place in batch]
+        found = self.model.translate(sentences, self.search, places, observer, self.glossary)
+        marked = [number for number, place in enumerate(batch) if place.marks]
+        located: dict[int, list[list[Span]]] = {}
+        for first in range(0, len(marked), _LOCATED_AT_ONCE):
+            some = marked[first : first + _LOCATED_AT_ONCE]
+            waited_for = [number for number in some if not batch[number].job.is_late]
+            located |= self._locate({number: (found[number], batch[number].marks) for number in waited_for})
+        return [Translated(each, located.get(number, ())) for number, each in enumerate(found)]
+
+    def _locate(self, marked: Mapping[int, tuple[Translation, Sequence[Span]]]) -> dict[int, list[list[Span]]]:
+        """The places of the marks in each alternative, by the same numbers."""
+        asked = [
+            (translation.source, alternative.text, marks)
+            for translation, marks in marked.values()
+            for alternative in translation.alternatives
+        ]
+        places = iter(self.model.locate(*map(list, zip(*asked, strict=True))) if asked else [])
+        return {number: [next(places) for _ in each.alternatives] for number, (each, _) in marked.items()}
+
+
+class Place(NamedTuple):
+    """A sentence of a job."""
+
+    job: Job
+    number: int
+
+    @property
+    def sentence(self) -> str:
+        """Its text."""
+        return self.job.sentences[self.number]
+
+    @property
+    def pieces(self) -> int:
+        """Its length."""
+        return self.job.pieces[self.number]
+
+    @property
+    def marks(self) -> Sequence[Span]:
+        """Its parts that are to be found in the translation."""
+        return self.job.marks.get(self.number, ())
 
 
 class Study(Job):
@@ -123,6 +182,6 @@ class Study(Job):
         """It goes with nothing but itself."""
         return self is other
 
-    def decode(self, sentences: list[str], places: Sequence[int], observer: Observer) -> list[Any]:  # noqa: ARG002
+    def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:  # noqa: ARG002
         """The result of the work."""
         return [self._work(observer)]

@@ -1,198 +1,167 @@
-"""HTML and XML: tags stay as they are, in their order and nesting, and what stands between them is translated.
+"""HTML and XML: tags stay as they are, in their nesting, and what stands between them is translated.
 
-What lies between two tags that break the flow (paragraphs, cells, line breaks, …) is a block. A block without tags is
-translated as it is. Where parts of a block are marked (bold, links, …), it is translated as a whole without the tags,
-and so is each part by itself: where every marked part's translation is found once in the whole one, the tags go around
-it there. Otherwise the parts are translated one by one and keep their order, which always works and reads less well.
+What lies between two tags that break the flow (paragraphs, cells, line breaks, …) is a block. It is translated as a
+whole, without the inline tags in it (bold, links, …); these go around the words that come from what they mark, as the
+model tells (`runtime/occlusion.py:locate`). Where all words are marked by several tags one after another, as links in a
+row, each mark is translated by itself; so it is where tags are not balanced.
 
-Entities are resolved for the model, and what must be escaped is escaped again. Scripts, code, comments, and whatever is
-marked `translate="no"` or `class="notranslate"` come through untouched.
+Entities are resolved for the model, and what must be escaped is escaped again.
 """
 
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from unicodedata import east_asian_width
 
-# Comments, sections of characters, declarations, tags. Possessive, so that broken markup costs no search for other ways
-# to read it.
-_MARKUP = re.compile(
-    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<[!?][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)"
-    r"(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
-    re.DOTALL,
-)
-# There are no tags in these, but for their end.
-_RAW_END = re.compile(r"<(?P<end>/)(?P<name>script|style)(?P<attributes>[^<>]*+)>", re.IGNORECASE)
-_INLINE = re.compile(
-    "a|abbr|acronym|b|bdi|bdo|big|cite|del|dfn|em|font|g|i|ins|label|mark|q|s|small|span|strike|strong|sub|sup|u"
-)
-_VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr")
-_OPAQUE = re.compile("code|kbd|math|pre|samp|script|style|svg|textarea|var")
-_ATTRIBUTE = re.compile(
-    r"""(?:^|(?<=\s))(?P<name>translate|class)\s*+=\s*+(?:"(?P<double>[^"]*+)|'(?P<single>[^']*+)|(?P<bare>[^\s"'>]++))""",
-    re.IGNORECASE,
-)
+from transduce.serving.tags import Token, blocks, tokens
+from transduce.text.word_spans import Span
+
 _SPACE = re.compile(r"(?:\s|&nbsp;)*+")
 _SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&)*+")
-_LAST_MARKS = " .。!！?？…,，;；:："  # a part by itself is easily given a full stop
-_MOST_RUNS = 64  # of a block that is translated as a whole: a longer one is no sentence
+_MOST_MARKS = 16  # of a block that is translated as a whole: each takes the model a look
 
-Assemble = Callable[[Sequence[str]], str]
-
-
-class Token(NamedTuple):
-    """A piece of the document."""
-
-    kind: Literal["text", "start", "end", "other"]
-    """Text; an inline tag; anything else, which breaks the flow and is copied."""
-    source: str
-    """As it stands in the document."""
-    name: str = ""
-    """Of a tag, in lower case."""
+Assemble = Callable[[Sequence[str], Mapping[int, Sequence[Span]]], str]
+"""Translations of the sentences, and where the marks of those that have some are in them → the document."""
 
 
-class Run(NamedTuple):
-    """A part of a block without tags within: `<b><i>text</i></b>`, or text that is not marked."""
+class MarkedSentences(NamedTuple):
+    """What is to be translated of a document."""
+
+    sentences: list[str]
+    marks: dict[int, tuple[Span, ...]]
+    """The marked parts of those sentences that have some, by their numbers; nested or apart."""
+    assemble: Assemble
+
+
+@dataclass
+class Mark:
+    """An inline element: what it encloses, in the block's plain text."""
 
     opening: str
-    text: Token
-    closing: str
+    start: int
+    closing: str = ""
+    end: int = 0
+    children: list["Mark"] = field(default_factory=list)
+
+    def with_children(self) -> list["Mark"]:
+        """Itself and all that is in it, in the order of their opening tags."""
+        return [self, *(mark for child in self.children for mark in child.with_children())]
 
 
-def markup_plan(document: str, *, spaced: bool) -> tuple[list[str], Assemble]:
+def markup_plan(document: str, *, spaced: bool) -> MarkedSentences:
     """The sentences of a document, and what makes it a document again out of their translations.
 
     Args:
         document: HTML or XML, of any quality.
-        spaced: whether the target language puts spaces between words, so that a part must be found as whole words.
+        spaced: whether the target language puts spaces between words.
     """
     sentences: list[str] = []
-    assemblies = [_plan_block(block, sentences, spaced=spaced) for block in _blocks(tokens(document))]
-    return sentences, lambda translations: "".join(assemble(translations) for assemble in assemblies)
+    marks: dict[int, tuple[Span, ...]] = {}
+    assemblies = [_plan_block(block, sentences, marks, spaced=spaced) for block in blocks(tokens(document))]
+    return MarkedSentences(
+        sentences, marks, lambda found, places: "".join(assemble(found, places) for assemble in assemblies)
+    )
 
 
-def _is_untranslated(attributes: str) -> bool:
-    """Whether a tag with these attributes says that what it encloses stays as it is."""
-    for found in _ATTRIBUTE.finditer(attributes):
-        value = found["double"] or found["single"] or found["bare"] or ""
-        pattern = r"no\b" if found["name"].lower() == "translate" else r".*\bnotranslate\b"
-        if re.match(pattern, value, re.IGNORECASE | re.DOTALL):
-            return True
-    return False
+def _plan_block(
+    block: list[Token], sentences: list[str], marks: dict[int, tuple[Span, ...]], *, spaced: bool
+) -> Assemble:
+    """Enters what the block needs among the sentences, and their marks."""
+    whole = _read_block(block)
+    if whole is None or not whole.is_one:
+        numbers = [_enter(token, sentences) for token in block]
+        return lambda found, _: _one_by_one(block, numbers, found, spaced=spaced)
+    number = len(sentences)
+    sentences.append(whole.text)
+    every = [mark for top in whole.marks for mark in top.with_children()]
+    marks[number] = tuple(Span(mark.start, mark.end) for mark in every)
 
-
-# --- reading -------------------------------------------------------------------------------------------------
-
-
-def tokens(document: str) -> Iterator[Token]:
-    """The document in pieces, which put together are the document."""
-    start, opaque = 0, _Opaque()
-    while found := (_RAW_END if opaque.is_raw else _MARKUP).search(document, start):
-        if found.start() > start:
-            yield Token("other" if opaque.depth else "text", document[start : found.start()])
-        start = found.end()
-        yield _tag(found, opaque)
-    if start < len(document):
-        yield Token("other" if opaque.depth else "text", document[start:])
-
-
-def _tag(found: re.Match[str], opaque: "_Opaque") -> Token:
-    """What a match of `_MARKUP` is."""
-    name = (found["name"] or "").lower()
-    is_single = not name or _VOID.fullmatch(name) or found["attributes"].rstrip().endswith("/")
-    inside = opaque.depth > 0
-    if not is_single:
-        opaque.step(name, found["attributes"], is_end=bool(found["end"]))
-    if is_single or inside or opaque.depth or not _INLINE.fullmatch(name):
-        return Token("other", found[0])
-    return Token("end" if found["end"] else "start", found[0], name)
-
-
-class _Opaque:
-    """How deep inside an element we are whose content is not translated."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self._name = ""
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether it is one without tags."""
-        return self.depth > 0 and self._name in ("script", "style")
-
-    def step(self, name: str, attributes: str, *, is_end: bool) -> None:
-        """Counts the elements of the same name in it, so as to find its end."""
-        if not self.depth and not is_end and (_OPAQUE.fullmatch(name) or _is_untranslated(attributes)):
-            self.depth, self._name = 1, name
-        elif self.depth and name == self._name:
-            self.depth += -1 if is_end else 1
-
-
-def _blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:
-    """Runs of text and inline tags; all else is a block of its own."""
-    block: list[Token] = []
-    for token in pieces:
-        if token.kind == "other":
-            yield from ([block] if block else [])
-            yield [token]
-            block = []
-        else:
-            block.append(token)
-    yield from ([block] if block else [])
-
-
-def _runs(block: Sequence[Token]) -> list[Run] | None:
-    """The block's runs; None where its tags are not balanced, or mark more than one run."""
-    runs: list[Run] = []
-    opened: list[Token] = []
-    closing: list[Token] = []
-    text: Token | None = None
-    for token in block:
-        if token.kind == "text":
-            if text is not None:
-                return None
-            text = token
-        elif token.kind == "start":
-            if text is not None:
-                return None
-            opened.append(token)
-        elif text is None or not opened or opened[-1 - len(closing)].name != token.name:
-            return None
-        else:
-            closing.append(token)
-        if text is not None and len(closing) == len(opened):
-            runs.append(Run(_joined(opened), text, _joined(closing)))
-            opened, closing, text = [], [], None
-    return None if opened else runs
-
-
-def _joined(block: Iterable[Token]) -> str:
-    return "".join(token.source for token in block)
-
-
-# --- planning ------------------------------------------------------------------------------------------------
-
-
-def _plan_block(block: list[Token], sentences: list[str], *, spaced: bool) -> Assemble:
-    """Enters what the block needs among the sentences."""
-    numbers = [_enter(token, sentences) for token in block]
-    runs = _runs(block)
-    if runs is None or not 2 <= len(runs) <= _MOST_RUNS or not any(run.opening for run in runs):
-        return lambda translations: _one_by_one(block, numbers, translations, spaced=spaced)
-    texts = [token for token in block if token.kind == "text"]
-    before, _, after = _edges(_joined(texts))
-    whole = _enter(Token("text", _joined(texts)), sentences)
-    spoken = [number for token, number in zip(block, numbers, strict=True) if token.kind == "text"]
-
-    def assemble(translations: Sequence[str]) -> str:
-        single = ["" if number is None else translations[number] for number in spoken]
-        placed = None if whole is None else place_marks(translations[whole], runs, single, spaced=spaced)
-        if placed is None:
-            return _one_by_one(block, numbers, translations, spaced=spaced)
-        return before + placed + after
+    def assemble(found: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:
+        put = dict(zip(map(id, every), places[number], strict=True))
+        return whole.before + _render(found[number], Span(0, len(found[number])), whole.marks, put) + whole.after
 
     return assemble
+
+
+# --- reading a block -----------------------------------------------------------------------------------------
+
+
+class _Block(NamedTuple):
+    """A block as text with marks."""
+
+    before: str
+    """White space, as it stands in the document."""
+    text: str
+    marks: list[Mark]
+    after: str
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is to be translated as one sentence with marks."""
+        every = [mark for top in self.marks for mark in top.with_children()]
+        worded = [mark for mark in self.marks if _has_words(self.text[mark.start : mark.end])]
+        covered = {place for mark in worded for place in range(mark.start, mark.end)}
+        outside = "".join(character for place, character in enumerate(self.text) if place not in covered)
+        return 1 <= len(every) <= _MOST_MARKS and bool(worded) and (len(worded) == 1 or _has_words(outside))
+
+
+def _read_block(block: Sequence[Token]) -> _Block | None:
+    """The block's text with one space wherever there are some, and its marks; None where tags are not balanced."""
+    source = "".join(token.source for token in block if token.kind == "text")
+    before, _, after = _edges(source)
+    text, top, opened = "", list[Mark](), list[tuple[str, Mark]]()
+    for token in block:
+        if token.kind == "text":
+            for character in html.unescape(token.source):
+                if not character.isspace():
+                    text += character
+                elif text and not text.endswith(" "):
+                    text += " "
+        elif token.kind == "start":
+            mark = Mark(token.source, len(text))
+            (opened[-1][1].children if opened else top).append(mark)
+            opened.append((token.name, mark))
+        elif token.kind == "end" and opened and opened[-1][0] == token.name:
+            _, mark = opened.pop()
+            mark.closing, mark.end = token.source, len(text)
+        else:
+            return None
+    if opened:
+        return None
+    text = text.rstrip()
+    for mark in (mark for each in top for mark in each.with_children()):
+        _trim(mark, text)
+    return _Block(before, text, top, after)
+
+
+def _trim(mark: Mark, text: str) -> None:
+    """A mark's spaces at its edges are left out of it."""
+    mark.end = min(mark.end, len(text))
+    mark.start = min(mark.start, mark.end)
+    while mark.start < mark.end and text[mark.start] == " ":
+        mark.start += 1
+    while mark.end > mark.start and text[mark.end - 1] == " ":
+        mark.end -= 1
+
+
+def _has_words(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+def _render(text: str, part: Span, marks: Sequence[Mark], places: Mapping[int, Span]) -> str:
+    """A part of the translation with the tags of the marks in it."""
+    rendered, position = "", part.start
+    for mark in sorted(marks, key=lambda mark: places[id(mark)]):
+        span = places[id(mark)]
+        inner = _render(text, span, mark.children, places)
+        rendered += _escape(text[position : span.start]) + mark.opening + inner + mark.closing
+        position = span.end
+    return rendered + _escape(text[position : part.end])
+
+
+# --- one by one ----------------------------------------------------------------------------------------------
 
 
 def _edges(source: str) -> tuple[str, str, str]:
@@ -210,13 +179,10 @@ def _width(space: re.Pattern[str], source: str) -> int:
 def _enter(token: Token, sentences: list[str]) -> int | None:
     """The number of a text's sentence; None where there is nothing to translate."""
     spoken = " ".join(html.unescape(_edges(token.source)[1]).split())
-    if token.kind != "text" or not any(map(str.isalnum, spoken)):
+    if token.kind != "text" or not _has_words(spoken):
         return None
     sentences.append(spoken)
     return len(sentences) - 1
-
-
-# --- putting together ----------------------------------------------------------------------------------------
 
 
 def _one_by_one(
@@ -245,41 +211,6 @@ def _gap(source_before: str, source: str, before: str, after: str, *, spaced: bo
     is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if spaced and is_unspaced and between_words else ""
-
-
-def place_marks(whole: str, runs: Sequence[Run], single: Sequence[str], *, spaced: bool) -> str | None:
-    """The translation of a block with its tags, or None where their places cannot be told.
-
-    Args:
-        whole: the translation of the block without tags.
-        runs: what it is made of.
-        single: the translation of each run by itself.
-        spaced: whether only whole words count as found.
-    """
-    spans = []
-    for run, translation in zip(runs, single, strict=True):
-        if run.opening:
-            span = _only_place(translation.strip(_LAST_MARKS), whole, spaced=spaced)
-            if span is None:
-                return None
-            spans.append((*span, run))
-    spans.sort(key=lambda entry: entry[:2])
-    placed, position = "", 0
-    for start, end, run in spans:
-        if start < position:
-            return None
-        placed += _escape(whole[position:start]) + run.opening + _escape(whole[start:end]) + run.closing
-        position = end
-    return placed + _escape(whole[position:])
-
-
-def _only_place(part: str, whole: str, *, spaced: bool) -> tuple[int, int] | None:
-    """Where a part stands, if it does so once, upper and lower case aside."""
-    if not part:
-        return None
-    pattern = rf"(?<!\w){re.escape(part)}(?!\w)" if spaced else re.escape(part)
-    found = list(re.finditer(pattern, whole, re.IGNORECASE))
-    return found[0].span() if len(found) == 1 else None
 
 
 def _escape(text: str) -> str:

@@ -12,6 +12,7 @@ from transduce.search.settings import SearchSettings
 from transduce.serving.access import Access
 from transduce.text.glossary import Glossary
 from transduce.text.language_profiles import LanguageProfiles
+from transduce.text.word_spans import Span
 
 
 class ServedModel:
@@ -85,6 +86,13 @@ class ServedModel:
         """Translations of a batch, in order; `places` are those in the requests."""
         with self.access.shared():
             return self.translator.translate(sentences, search, places=places, observer=observer, glossary=glossary)
+
+    def locate(
+        self, sources: Sequence[str], targets: Sequence[str], spans: Sequence[Sequence[Span]]
+    ) -> list[list[Span]]:
+        """Where parts of sentences are in their translations."""
+        with self.access.shared():
+            return self.translator.locate(sources, targets, spans)
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""

@@ -15,7 +15,7 @@ from transduce.search.settings import SearchSettings
 from transduce.serving.clients import ApiKeys
 from transduce.serving.detection import Detector
 from transduce.serving.engine import Engine
-from transduce.serving.jobs import Job, Model
+from transduce.serving.jobs import Job, Model, Translated
 from transduce.serving.languages import AUTO, Routes
 from transduce.serving.messages import DetectedLanguage, PageSettings, Progress
 from transduce.serving.metrics import Metrics
@@ -178,6 +178,11 @@ class Service:
             if report is None or wish.format == "html"
             else _reporter(model, places, report, _with_terms(sentences, glossary)),
             glossary=glossary,
+            marks={
+                number: tasks[index].plan.marks[line]
+                for number, (index, line) in enumerate(places)
+                if line in tasks[index].plan.marks
+            },
         )
 
 
@@ -223,15 +228,13 @@ def _reporter(
     return progress
 
 
-def _answer(task: Task, wish: Wish, translations: Iterator[Translation]) -> Answer:
+def _answer(task: Task, wish: Wish, translations: Iterator[Translated]) -> Answer:
     """A text's answer; its sentences' translations are the next ones."""
     if task.model is None:
         return Answer(task.text, [], task.source, task.detected)
     found = [next(translations) for _ in task.plan.sentences]
-    ranks = range(wish.alternatives + 1)
-    texts = dict.fromkeys(task.plan.assemble([_nth(translation, rank) for translation in found]) for rank in ranks)
-    best, *others = texts
-    doubts = _doubts(found, task, wish, task.model) if wish.doubts else ()
+    best, *others = dict.fromkeys(_assemble(task.plan, found, rank) for rank in range(wish.alternatives + 1))
+    doubts = _doubts([each.translation for each in found], task, wish, task.model) if wish.doubts else ()
     return Answer(best, others, task.source, task.detected, doubts)
 
 
@@ -250,7 +253,8 @@ def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: 
     )
 
 
-def _nth(translation: Translation, rank: int) -> str:
-    """The alternative of this rank; where there are fewer, the best one."""
-    alternatives = translation.alternatives
-    return alternatives[rank if rank < len(alternatives) else 0].text
+def _assemble(plan: Plan, found: Sequence[Translated], rank: int) -> str:
+    """The text with each sentence's alternative of this rank; where there are fewer, with the best one."""
+    ranks = [rank if rank < len(each.translation.alternatives) else 0 for each in found]
+    texts = [each.translation.alternatives[own].text for each, own in zip(found, ranks, strict=True)]
+    return plan.assemble(texts, {number: found[number].places[ranks[number]] for number in plan.marks})

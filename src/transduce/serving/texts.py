@@ -4,10 +4,11 @@ Lines are translated one by one, as `transduce translate` does it; line ends and
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from transduce.serving.markup import markup_plan
+from transduce.serving.markup import Assemble, markup_plan
+from transduce.text.word_spans import Span
 
 _LINE_ENDS = re.compile(r"(\r?\n)")
 
@@ -16,8 +17,10 @@ class Plan(NamedTuple):
     """What is to be translated, and what becomes of it."""
 
     sentences: list[str]
-    assemble: Callable[[Sequence[str]], str]
-    """The translations of the sentences, in order, to the translated text."""
+    assemble: Assemble
+    """The translations of the sentences, in order, and where their marks are in them, to the translated text."""
+    marks: Mapping[int, Sequence[Span]] = {}
+    """The marked parts of those sentences that have some."""
 
 
 def plan_text(text: str) -> Plan:
@@ -25,7 +28,7 @@ def plan_text(text: str) -> Plan:
     pieces = _LINE_ENDS.split(text)  # lines at even places, line ends between them
     spoken = [place for place in range(0, len(pieces), 2) if pieces[place].strip()]
 
-    def assemble(translations: Sequence[str]) -> str:
+    def assemble(translations: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:  # noqa: ARG001
         translated = [piece if place % 2 else "" for place, piece in enumerate(pieces)]
         for place, translation in zip(spoken, translations, strict=True):
             translated[place] = translation
@@ -36,4 +39,7 @@ def plan_text(text: str) -> Plan:
 
 def plan(text: str, format: str, *, spaced: bool) -> Plan:
     """Of text or HTML; `spaced` is whether the target language puts spaces between words."""
-    return Plan(*markup_plan(text, spaced=spaced)) if format == "html" else plan_text(text)
+    if format != "html":
+        return plan_text(text)
+    marked = markup_plan(text, spaced=spaced)
+    return Plan(marked.sentences, marked.assemble, marked.marks)

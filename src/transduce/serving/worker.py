@@ -140,4 +140,4 @@ class Workers:
     def _results(self, batch: Batch) -> list[Any]:
         self.metrics.source_pieces.add(sum(place.pieces for place in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
-        return batch.places[0].job.decode(batch.sentences, [number for _, number in batch.places], observer)
+        return batch.places[0].job.decode(batch.places, observer)

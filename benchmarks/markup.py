@@ -1,0 +1,126 @@
+"""Do tags come where they belong, and what do they cost a translation? Tatoeba Chinese to English, a word in bold.
+
+    python benchmarks/markup.py                        # trains a model first, half an hour
+    python benchmarks/markup.py --model DIR --part dev
+    python benchmarks/markup.py --quick
+
+In each sentence that has one of a dozen words whose translation is known, and has it once, it is put in bold. Right
+is a translation that has the known one, and at most one word besides, in bold. BLEU is of the text without tags. Beside
+the whole sentence with its tags: the parts between tags translated one by one, which is what is left where nobody knows
+what belongs to what.
+"""
+
+import html
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from doubts import train_on
+from glossary import CHANGED
+from report import Row, data_folder, machine, parser, report
+
+from transduce import Translator, load, score
+from transduce.serving.texts import plan
+from transduce.text.files import read_lines
+from transduce.text.glossary import Glossary, Term
+
+_TAG = re.compile("</?b>")
+_MOST_WORDS = 2  # in bold: an article, or a wrong word, may be one of them
+
+
+class Case(NamedTuple):
+    """A sentence, the word that is marked, and its reference."""
+
+    source: str
+    term: Term
+    reference: str
+
+    @property
+    def document(self) -> str:
+        """The sentence with its tags."""
+        return html.escape(self.source).replace(self.term.source, f"<b>{self.term.source}</b>")
+
+    def is_right(self, translated: str) -> bool:
+        """Whether what is in bold is what should be."""
+        bold = re.findall("<b>(.*?)</b>", translated)
+        known = [target.lower() for target in self.term.targets]
+        return len(bold) == 1 and len(bold[0].split()) <= _MOST_WORDS and any(t in bold[0].lower() for t in known)
+
+
+def main() -> int:
+    """Translates plainly, in parts, and as a document."""
+    options = parser(__doc__)
+    options.add_argument("--model", type=Path, help="a folder")
+    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
+    options.add_argument("--part", choices=("dev", "test"), default="test")
+    options.add_argument("--threads", type=int)
+    said = options.parse_args()
+    print(machine())
+    folder = data_folder() / "tatoeba-zh-en"
+    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
+    translator = load(model, task="translation", threads=said.threads)
+    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
+    cases = list(_cases(pairs))[: 100 if said.quick else None]
+    return report(_rows(translator, cases), said.json)
+
+
+def _cases(pairs: Iterable[tuple[str, str]]) -> Iterable[Case]:
+    glossary = Glossary(Term(source, tuple(words)) for source, words in CHANGED.items())
+    for source, reference in pairs:
+        found = glossary.find(source)
+        if found and source.count(found[0].source) == 1 and source != found[0].source:
+            yield Case(source, found[0], reference)
+
+
+def _rows(translator: Translator, cases: list[Case]) -> list[Row]:
+    references = [case.reference for case in cases]
+
+    def bleu(texts: list[str]) -> float:
+        return score([html.unescape(_TAG.sub("", text)) for text in texts], references, target_language="en").bleu.value
+
+    translator([case.source for case in cases[:8]])  # what is done once is done
+    started_at = time.monotonic()
+    plain = [found.text for found in translator([case.source for case in cases])]
+    rows = [Row("plain text, time", time.monotonic() - started_at, "seconds"), Row("plain text", bleu(plain), "BLEU")]
+    known = sum(any(t.lower() in text.lower() for t in c.term.targets) for c, text in zip(cases, plain, strict=True))
+    rows.append(Row("plain text that has the known word", known, f"of {len(cases)}"))
+    for name, way in (("part by part", _in_parts), ("document", _as_documents)):
+        started_at = time.monotonic()
+        found = way(translator, cases)
+        rows.append(Row(f"{name}, time", time.monotonic() - started_at, "seconds"))
+        right = sum(case.is_right(text) for case, text in zip(cases, found, strict=True))
+        rows += [Row(name, bleu(found), "BLEU"), Row(f"{name}, right in bold", right, f"of {len(cases)}")]
+    return rows
+
+
+def _in_parts(translator: Translator, cases: list[Case]) -> list[str]:
+    parts = [re.split(r"(</?b>)", case.document) for case in cases]
+    spoken = [part for own in parts for part in own if part.strip() and not _TAG.fullmatch(part)]
+    said = dict(
+        zip(spoken, (found.text for found in translator([html.unescape(part) for part in spoken])), strict=True)
+    )
+    return [
+        " ".join(said.get(part, part) for part in own).replace("<b> ", "<b>").replace(" </b>", "</b>") for own in parts
+    ]
+
+
+def _as_documents(translator: Translator, cases: list[Case]) -> list[str]:
+    plans = [plan(case.document, "html", spaced=True) for case in cases]
+    texts = iter(translator([sentence for each in plans for sentence in each.sentences]))
+    found = [[next(texts).text for _ in each.sentences] for each in plans]
+    asked = [
+        (each.sentences[number], own[number], spans)
+        for each, own in zip(plans, found, strict=True)
+        for number, spans in each.marks.items()
+    ]
+    located = iter(translator.locate(*map(list, zip(*asked, strict=True))))
+    return [
+        each.assemble(own, {number: next(located) for number in each.marks})
+        for each, own in zip(plans, found, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
