@@ -58,6 +58,19 @@ def test_evaluate_with_a_glossary_says_so(
     assert "glossary: 1 terms in the sources, 1 of them in the translations\n" in capsys.readouterr().err
 
 
+def test_other_ways_to_count_and_to_search(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
+    report = tmp_path / "report.json"
+    assert main(["evaluate", str(trained), *files, "--variants", "--json", str(report), *COMPUTING]) == 0
+    printed, found = capsys.readouterr().out, json.loads(report.read_text("utf-8"))
+    searched = {each["way"]: each["bleu"]["value"] for each in found["searched"]}
+    assert list(searched) == ["greedy search", "beam 5, length penalty 1", "beam 4, no length penalty"]  # not its own
+    assert main(["evaluate", str(trained), *files, "--beam-size", "1", "--json", str(report), *COMPUTING]) == 0
+    assert searched["greedy search"] == json.loads(report.read_text("utf-8"))["bleu"]["value"]
+    difference = searched["greedy search"] - found["scored"]["bleu"]["value"]
+    assert f"{searched['greedy search']:6.2f}  {difference:+6.2f}  nrefs:1|case:mixed" in printed
+
+
 def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
     references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
     good = write_lines("good.en", references)
