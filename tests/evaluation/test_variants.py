@@ -34,7 +34,6 @@ def test_hyphens_are_words_of_their_own() -> None:
     words = ["The well ##AT##-##AT## known Cat sat on the mat .", "a big dog ran away , fast !"]
     references = ["the well ##AT##-##AT## known cat sat on the mat .", "A big dog ran away - fast !"]
     assert value == float(BLEU(tokenize="none", force=True).corpus_score(words, [references]).score)
-    assert value > by_sacrebleu()
     assert "tok:13a+hyphens" in signature
 
 
