@@ -67,9 +67,10 @@ def test_all_alternatives_have_them(translator: Translator) -> None:
 
 
 def test_where_there_is_no_room_a_term_is_left_out(translator: Translator) -> None:
-    search = SearchSettings(max_length=2)
-    (found,) = translator.translate(["我吃鱼。"], search, glossary={"鱼": "milk and the water"})
-    assert found == translator.translate(["我吃鱼。"], search)[0]
+    search = SearchSettings(max_length=4)
+    for prefix in ("", "we"):
+        found = translator.translate(["我吃鱼。"], search, prefix=prefix, glossary={"鱼": "milk and the water"})
+        assert found == translator.translate(["我吃鱼。"], search, prefix=prefix)
 
 
 def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> None:

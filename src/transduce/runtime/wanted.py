@@ -95,13 +95,13 @@ def with_terms(
         texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
         if any(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(spelt[term.source] for term in glossary.find(part.text)))
-            again.append(part._replace(phrases=_that_fit(phrases, len(part.phrases), search)))
+            room = MOST_TERM_PIECES if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(part._replace(phrases=_that_fit(phrases, len(part.phrases), min(room, MOST_TERM_PIECES))))
     return again
 
 
-def _that_fit(phrases: Sequence[Phrase], said: int, search: SearchSettings) -> tuple[Phrase, ...]:
+def _that_fit(phrases: Sequence[Phrase], said: int, most: int) -> tuple[Phrase, ...]:
     """The phrases that were said, and those behind them up to the first one that would make them too many pieces."""
-    most = MOST_TERM_PIECES if search.max_length is None else min(MOST_TERM_PIECES, search.max_length - 1)
     totals = accumulate(map(least_pieces, phrases))
     return tuple(
         phrase
