@@ -12,6 +12,7 @@ from transduce.runtime.second_look import look_again, review
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary
 
 
 def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True) -> Translation:
@@ -123,13 +124,19 @@ class Scripted:
 
     def __init__(self, answers: dict[str, list[list[str]]]) -> None:
         self.answers = answers
-        self.asked: list[tuple[list[str], SearchSettings, str, list[list[str]]]] = []
+        self.asked: list[tuple[list[str], SearchSettings, str, list[list[str]], list[str]]] = []
 
     def translate(
-        self, sentences: list[str], search: SearchSettings, *, prefix: str, phrases: list[list[str]], glossary: object
+        self,
+        sentences: list[str],
+        search: SearchSettings,
+        *,
+        prefix: str,
+        phrases: list[list[str]],
+        glossary: Glossary | None,
     ) -> list[Translation]:
-        assert glossary is None
-        self.asked.append((sentences, search, prefix, phrases))
+        terms = [] if glossary is None else [str(term) for term in glossary.terms]
+        self.asked.append((sentences, search, prefix, phrases, terms))
         return [translation(sentence, *self.answers[sentence].pop(0)) for sentence in sentences]
 
 
@@ -143,8 +150,8 @@ def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> Non
     better = again(scripted, found, prefix="He", phrases=[[], ["born"]])
     assert [each.text for each in better] == ["I love you.", "He was born in 1990."]
     assert better[0] is found[0]
-    ((sentences, search, prefix, phrases),) = scripted.asked
-    assert (sentences, prefix, phrases) == (["他生于1990年。"], "He", [["born", "1990"]])
+    ((sentences, search, prefix, phrases, terms),) = scripted.asked
+    assert (sentences, prefix, phrases, terms) == (["他生于1990年。"], "He", [["born"]], ["`1990` as `1990`"])
     assert (search.beam_size, search.n_best, search.length_penalty, search.no_repeated_ngrams) == (8, 8, 0.5, 0)
 
 
@@ -160,14 +167,14 @@ def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict
     source = f"{number}年"
     scripted = Scripted({source: [["In that year"]]})
     again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
-    assert scripted.asked[0][3] == [[]]
+    assert scripted.asked[0][3:] == ([[]], [])
 
 
 def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:
     scripted = Scripted({"来自": [["from from from us"], ["from there"]]})
     (better,) = again(scripted, [translation("来自", "from from from from")])
     assert better.text == "from there"
-    assert [search.no_repeated_ngrams for _, search, _, _ in scripted.asked] == [3, 2]
+    assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
 
 
 def test_the_former_stays_where_nothing_has_fewer_doubts() -> None:

@@ -91,8 +91,10 @@ def test_where_no_word_depends_on_it_nothing_is_put(vocabulary: Vocabulary) -> N
 
 
 def test_punctuation_is_no_word_and_characters_without_spaces_are() -> None:
-    text = "It's “fish” (我们吃)."
-    assert [text[start:end] for start, end in word_spans(text)] == ["It", "s", "fish", "我", "们", "吃"]
+    text = "It's “fish” (我们吃), 1,234.5 or 6."
+    words = ["It", "s", "fish", "我", "们", "吃", "1,234.5", "or", "6"]
+    assert [text[start:end] for start, end in word_spans(text)] == words
+    assert word_spans("") == []
 
 
 def lacking(*texts: str) -> tuple[Part, Translation]:

@@ -4,6 +4,7 @@ The part is taken out, and the translation scored anew (occlusion). That needs n
 kinds, and no alignment that somebody knows.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from transduce.text.languages import is_of_word
 from transduce.text.mentions import in_spaced_word
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, piece_spans
+
+_WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 """How probable translations are, given their sources."""
@@ -47,12 +50,16 @@ def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]
 
 
 def word_spans(text: str) -> list[Span]:
-    """The words of a text without punctuation; in scripts without spaces every character is one."""
+    """The words of a text without punctuation, numbers such as 1,234.5 whole; in scripts without spaces every character
+    is one.
+    """
+    within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
     spans: list[Span] = []
     for place, character in enumerate(text):
-        if not is_of_word(character):
+        if not is_of_word(character) and place not in within:
             continue
-        goes_on = spans and spans[-1].end == place and in_spaced_word(character) and in_spaced_word(text[place - 1])
+        joins = {place - 1, place} & within or (place and in_spaced_word(text[place - 1]) and in_spaced_word(character))
+        goes_on = joins and spans and spans[-1].end == place
         start = spans.pop().start if goes_on else place
         spans.append(Span(start, place + 1))
     return spans

@@ -11,7 +11,7 @@ from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.runtime.wanted import GivenGlossary, as_glossary
 from transduce.search.settings import SearchSettings, checked_search
-from transduce.text.glossary import Glossary
+from transduce.text.glossary import Glossary, Term
 from transduce.text.mentions import mentions
 
 _WIDTH = 8
@@ -50,7 +50,7 @@ def look_again(
 ) -> list[Translation]:
     """The same translations; those of which one with fewer doubts is found have it as their best alternative.
 
-    A second search has a beam of 8 at least, takes the likeliest of its alternatives with the fewest doubts, must write
+    A second search has a beam of 8 at least, takes the likeliest of its alternatives with the fewest doubts, puts in
     numbers that were missing, and may not repeat runs of pieces where that, or the length, was the doubt.
 
     Args:
@@ -75,13 +75,15 @@ def look_again(
             if _weight(own) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
-            missing = [_numbers(translator, found[number], doubts[number], search) for number in numbers]
+            missing = [
+                each for number in numbers for each in _numbers(translator, found[number], doubts[number], search)
+            ]
             again = translator.translate(
                 [found[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
-                phrases=[[*wanted[number], *own] for number, own in zip(numbers, missing, strict=True)],
-                glossary=terms,
+                phrases=[wanted[number] for number in numbers],
+                glossary=_with_numbers(terms, missing),
             )
             for number, other in zip(numbers, again, strict=True):
                 best, known = _least_doubted(translator, other, terms)
@@ -91,6 +93,13 @@ def look_again(
                     found[number] = msgspec.structs.replace(other, alternatives=alternatives)
                     doubts[number] = known
     return found
+
+
+def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
+    """A glossary by which numbers stay as they are."""
+    if not numbers:
+        return glossary
+    return Glossary([*(glossary.terms if glossary else ()), *(Term(number, (number,)) for number in numbers)])
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
