@@ -31,7 +31,7 @@ class Opinions:
     def _score(self, source: str, target: str) -> Score:
         values, pieces = [], []
         for word in target.split():
-            cause = self.causes.get(word.lower().rstrip("."))
+            cause = self.causes.get(word.lower().strip("“”.,!"))
             own = self.vocabulary.pieces(self.vocabulary.encode(word))
             nats = -5.0 if cause is not None and cause not in source else -0.1
             values += [nats / len(own)] * len(own)
@@ -113,12 +113,29 @@ def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> lis
     return [each.text for each in found[part.key].alternatives] if found else None
 
 
-def test_all_alternatives_have_their_terms_best_first_and_none_twice(vocabulary: Vocabulary) -> None:
+def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary: Vocabulary) -> None:
     search = SearchSettings(n_best=3)
     found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
     assert found is not None
-    assert sorted(found) == ["we eat milk", "we milk eat"]
-    assert put_into(vocabulary, search, "we eat fish", "we eat tea") is None  # all or none
+    assert found == ["we eat milk", "we milk eat"]
+    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == ["we eat milk"]  # in the other it has no place
+    assert put_into(vocabulary, search, "we eat tea") is None
+
+
+def test_a_name_that_comes_twice_is_replaced_twice(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "鱼 鱼", "fish likes Fish!", 鱼="milk") == "milk likes milk!"
+
+
+def test_what_begins_another_sentence_begins_it_with_a_capital_too(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼", "we eat. “Fish”", 鱼="milk") == "we eat. “Milk”"
+    assert put(vocabulary, "我吃鱼", "we eat, Fish", 鱼="milk") == "we eat, milk"
+
+
+def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
+    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+    cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
+    glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
+    assert put_terms([part], {part.key: cut}, glossary, SearchSettings(), vocabulary, score) == {}
 
 
 @pytest.mark.parametrize(

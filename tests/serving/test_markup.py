@@ -88,8 +88,21 @@ def test_spaces_within_marks_are_left_out_of_them() -> None:
     assert translate("<p> <b> red </b>\n</p>", {"red": "rot"}, {"red": "rot"}) == "<p>  <b>rot</b> \n</p>"
 
 
-def test_marks_without_words_stay_in_their_sentence() -> None:
-    assert translate("<i class='x'></i> one <b>two</b>") == " <i class='x'></i>ONE <b>TWO</b>"
+@pytest.mark.parametrize(
+    ("document", "translated"),
+    [
+        ("<i class='x'></i> one <b>two</b>", " <i class='x'></i>ONE <b>TWO</b>"),
+        ("one<sup></sup> two", "ONE<sup></sup> TWO"),
+        ("one <a>two<i></i></a> three", "ONE <a>TWO<i></i></a> THREE"),
+        ("one <a><i></i>two</a>", "ONE <a><i></i>TWO</a>"),
+        ("<a><b>one</b></a><i></i>", "<a><b>ONE</b></a><i></i>"),
+        ("one <a>two <span></span></a> three <b>four</b>.", "ONE <a>TWO<span></span></a> THREE <b>FOUR</b>."),
+        ("one <b>!</b> two <i>three</i>", "ONE <b>!</b> TWO <i>THREE</i>"),
+        ("one <i></i><b>two</b> three", "ONE <i></i><b>TWO</b> THREE"),
+    ],
+)
+def test_elements_without_words_stay_where_they_stand(document: str, translated: str) -> None:
+    assert translate(document) == translated
 
 
 @pytest.mark.parametrize(
@@ -102,6 +115,9 @@ def test_marks_without_words_stay_in_their_sentence() -> None:
         ("<b>one</b> — <i></i>", ["one —"]),
         ("one <b>two</i>", ["one", "two"]),  # not balanced
         ("one <b>two", ["one", "two"]),
+        ("one<i></i> two", ["one two"]),
+        ("<b>!</b> <i></i>", []),
+        ("<b>" * 600 + "one" + "</b>" * 600, ["one"]),
         ("x" + "<b>y</b>" * 17, ["x", *["y"] * 17]),  # no sentence
     ],
 )
@@ -172,3 +188,28 @@ def test_a_real_models_document_has_its_tags_around_words(serve: Any, translator
     plain = translator("我吃鱼。").text
     assert re.sub("</?b>", "", reply) == f"<p>{plain}</p>"
     assert re.search(r"<b>\w[^<]*</b>", reply)
+
+
+@given(st.data())
+def test_wherever_tags_are_put_the_text_is_the_translation(data: st.DataObject) -> None:
+    """Nested and empty elements, and places that make no sense: nothing is said twice, and tags stay nested."""
+    inline = st.recursive(
+        st.sampled_from(["one", "two three", "!", " ", ""]),
+        lambda inner: (
+            st.lists(inner, max_size=3).map(lambda parts: f"<b>{' '.join(parts)}</b>")
+            | st.lists(inner, max_size=3).map("".join)
+        ),
+        max_leaves=8,
+    )
+    document = f"four {data.draw(inline)} five"
+    plan = markup_plan(document, spaced=True)
+    found = ["a translation, whatever it is", *plan.sentences[1:]]
+    spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: Span(*sorted(pair)))
+    places = {number: [data.draw(spans) for _ in own] for number, own in plan.marks.items()}
+    translated = plan.assemble(found, places)
+    tags = re.findall("</?b>", translated)
+    assert tags.count("<b>") == document.count("<b>")
+    depths = [sum(1 if tag == "<b>" else -1 for tag in tags[: n + 1]) for n in range(len(tags))]
+    assert min(depths, default=0) >= 0
+    if len(plan.sentences) == 1:
+        assert re.sub("</?b>", "", translated) == found[0]

@@ -31,6 +31,11 @@ def test_terms_are_found_as_whole_words(text: str, found: list[str]) -> None:
     assert [term.source for term in terms.find(text)] == found
 
 
+def test_the_longest_is_found_in_any_case() -> None:
+    terms = glossary(Apple="A", apple_pie="B")
+    assert [term.source for term in terms.find("Apple pie is an Apple, apple")] == ["apple pie", "Apple"]
+
+
 def test_terms_without_spaces_are_found_anywhere_the_longest_first() -> None:
     terms = glossary(苹果="apple", 苹果汁="apple juice", 果汁="juice", 汁="sap")
     assert [term.source for term in terms.find("我喝苹果汁和果汁，吃苹果。")] == ["苹果汁", "果汁", "苹果"]

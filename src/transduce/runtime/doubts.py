@@ -72,7 +72,9 @@ def find_doubts(
     missing = glossary.missing(translation.source, translation.text) if glossary else []
     found: dict[DoubtKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
     if translation.text.strip():
+        forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         found |= _doubts_of_text(translation, source_language, target_language)
+        found["unlikely"] = _unlikely(translation, forms)
     else:
         found["empty"] = ""
     return tuple(Doubt(kind, what) for kind in DOUBT_KINDS if (what := found.get(kind)) is not None)
@@ -87,7 +89,7 @@ def _doubts_of_text(
         if found["copied"] is None:
             found["untranslated"] = _untranslated(translation, script_of(target_language))
         found["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
-    return found | {"unknown": _unknown(translation), "unlikely": _unlikely(translation)}
+    return found | {"unknown": _unknown(translation)}
 
 
 def missing_numbers(source: str, target: str) -> list[str]:
@@ -182,15 +184,32 @@ def _unknown(translation: Translation) -> str | None:
     return None if found is None or found.group() in translation.source else found.group()
 
 
-def _unlikely(translation: Translation) -> str | None:
-    nats = nats_a_piece(translation)
+def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
+    nats = nats_a_piece(translation, terms)
     return f"{nats:.2f} nats a piece" if nats > UNLIKELY_NATS else None
 
 
-def nats_a_piece(translation: Translation) -> float:
-    """How unlikely the model holds the best alternative: the mean over its pieces, which depends little on how many."""
-    values = translation.alternatives[0].piece_log_probabilities
+def nats_a_piece(translation: Translation, terms: Sequence[str] = ()) -> float:
+    """How unlikely the model holds the best alternative: the mean over its pieces, which depends little on how many.
+
+    The terms of a glossary, which the model would not have written, do not count.
+    """
+    best = translation.alternatives[0]
+    spelt = _pieces_of(best.pieces, terms)
+    values = [value for place, value in enumerate(best.piece_log_probabilities) if place not in spelt]
     return -sum(values) / max(1, len(values))
+
+
+def _pieces_of(pieces: Sequence[str], texts: Sequence[str]) -> set[int]:
+    """The places of the pieces that spell some texts, and of those behind them, which surprise makes unlikely, too."""
+    whole, owners = "", list[int]()
+    for place, piece in enumerate(pieces):
+        written = piece.replace("\u2581", " ").replace("\u0120", " ")  # of sentencepiece, and of byte-level pieces
+        whole += written
+        owners += [place] * len(written)
+    found = (match.span() for text in texts for match in re.finditer(re.escape(text), whole))
+    spelt = {owners[place] for span in found for place in range(*span)}
+    return spelt | {place + 1 for place in spelt}
 
 
 def count_doubts(doubts: Sequence[tuple[Doubt, ...]]) -> dict[DoubtKind, int]:

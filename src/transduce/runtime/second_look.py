@@ -7,6 +7,8 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.given import as_many, as_phrases
 from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
+from transduce.runtime.parts import Part
+from transduce.runtime.substitution import put_terms
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.runtime.wanted import GivenGlossary, as_glossary
@@ -68,6 +70,9 @@ def look_again(
     wanted = [[]] * len(found) if phrases is None else as_many("list of phrases", len(found), map(as_phrases, phrases))
     terms = as_glossary(glossary)
     doubts = review(translator, found, glossary=terms)
+    if terms is not None and any(doubt.kind == "terms" for own in doubts for doubt in own):
+        found = _put_terms(translator, found, terms, search)
+        doubts = review(translator, found, glossary=terms)
     for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
         groups: dict[int, list[int]] = {}
         for number, own in enumerate(doubts):
@@ -93,6 +98,21 @@ def look_again(
                     found[number] = msgspec.structs.replace(other, alternatives=alternatives)
                     doubts[number] = known
     return found
+
+
+def _put_terms(
+    translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
+) -> list[Translation]:
+    """The same translations, with terms that they lack where it is clear where these belong."""
+    source, target = translator.tokenizer.source, translator.tokenizer.target
+    parts = [
+        Part(each.source, number, 0, source.closed(source.encode(each.source)))
+        for number, each in enumerate(translations)
+    ]
+    found = dict(zip((part.key for part in parts), translations, strict=True))
+    score, most = translator.scoring(search), translator.most_scored
+    changed = put_terms(parts, found, glossary, search, target, score, most_pieces=most)
+    return [changed.get(key, translation) for key, translation in found.items()]
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:

@@ -5,7 +5,7 @@ out of the source. They are replaced, and the rest stays; of several targets the
 forced to write a term knows nothing of its place: it leaves the word that it would have written, and appends the term.
 """
 
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
-from transduce.text.languages import is_of_word
 from transduce.text.mentions import mentions
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
@@ -27,6 +26,8 @@ from transduce.text.word_spans import Span
 FEWEST_NATS = 1.0
 # Of the loss of the word that loses most: neighbours that lose as much may stand for the term together with it.
 _NEIGHBOURS_SHARE = 0.5
+_MOST_FORMS = 8  # of a term that are tried
+_BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
 class Draft(NamedTuple):
@@ -42,6 +43,8 @@ class _Place(NamedTuple):
     spans: tuple[Span, ...]
     """What it may replace: a word, or more."""
     term: Term
+    twins: tuple[Span, ...]
+    """The same word elsewhere, where it depends on the term as well: a name that comes twice."""
 
 
 def put_terms(
@@ -54,13 +57,15 @@ def put_terms(
     *,
     most_pieces: int = MOST_PIECES,
 ) -> dict[tuple[int, int], Translation]:
-    """The translations of parts whose alternatives lack terms, and for which it is clear where they belong.
+    """The translations of parts whose alternatives lack terms, with those alternatives of which it is clear where terms
+    belong, and those that have theirs; in the order in which the search ranked them, for what a term costs says nothing
+    of the rest.
 
     Args:
         parts: of sentences.
         found: their translations by their keys; one that is not there was given up.
         glossary: whose terms they lack.
-        search: how they were found; what it asks of every translation, these have too.
+        search: how they were found; its greatest and least length, and what it forbids, hold here, too.
         vocabulary: the target's.
         score: of the model, with the search's own penalty.
         most_pieces: of a translation that it can score.
@@ -72,18 +77,25 @@ def put_terms(
         for part in parts
         if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MOST_PIECES
         for alternative in found[part.key].alternatives
-        if len(alternative.pieces) < most_pieces // 2 and glossary.missing(part.text, alternative.text)
+        if alternative.ended
+        and len(alternative.pieces) < most_pieces // 2
+        and glossary.missing(part.text, alternative.text)
     ]
     texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, vocabulary, score)
     put = [(draft, text) for draft, text in zip(drafts, texts, strict=True) if text and _is_allowed(text, search)]
     scores = score([draft.part.text for draft, _ in put], [text for _, text in put]) if put else []
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
     for (draft, _), own in zip(put, scores, strict=True):
-        if search.max_length is None or len(own.pieces) <= search.max_length:
+        pieces = len(own.pieces)
+        if pieces >= search.min_length and (search.max_length is None or pieces < search.max_length):  # and the end
             better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(own).alternatives[0]
-    lacking = Counter(draft.part.key for draft in drafts)
+    lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
-        key: _with_alternatives(found[key], changed) for key, changed in better.items() if len(changed) == lacking[key]
+        key: _with_alternatives(
+            found[key],
+            [changed.get(one, one) for one in found[key].alternatives if one in changed or (key, one) not in lacking],
+        )
+        for key, changed in better.items()
     }
 
 
@@ -91,11 +103,12 @@ def _is_allowed(text: str, search: SearchSettings) -> bool:
     return not any(mentions(text, forbidden) for forbidden in search.forbidden)
 
 
-def _with_alternatives(translation: Translation, changed: Mapping[Alternative, Alternative]) -> Translation:
-    """Each alternative or what stands for it, best first, none twice."""
-    alternatives = {each.text: each for each in (changed.get(one, one) for one in translation.alternatives)}
-    ranked = sorted(alternatives.values(), key=lambda each: (not each.ended, -each.score))
-    return msgspec.structs.replace(translation, alternatives=tuple(ranked))
+def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
+    """With these, none twice."""
+    different: dict[str, Alternative] = {}
+    for each in alternatives:
+        different.setdefault(each.text, each)
+    return msgspec.structs.replace(translation, alternatives=tuple(different.values()))
 
 
 def substitute(
@@ -137,13 +150,13 @@ def _find_places(
     ]
     for (_, text), terms, losses in zip(pairs, lacking, word_losses(asked, vocabulary, score), strict=True):
         words = word_spans(text)
-        found = [_best_place(words, own, term) for own, term in zip(losses, terms, strict=True)]
+        found = [_best_place(text, words, own, term) for own, term in zip(losses, terms, strict=True)]
         places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
         apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
         yield places if len(places) == len(terms) and apart else None
 
 
-def _best_place(words: list[Span], losses: list[float], term: Term) -> _Place | None:
+def _best_place(text: str, words: list[Span], losses: list[float], term: Term) -> _Place | None:
     """The word that loses most, also with the neighbours that lose much, on either side."""
     if not words or max(losses) < FEWEST_NATS:
         return None
@@ -154,22 +167,36 @@ def _best_place(words: list[Span], losses: list[float], term: Term) -> _Place | 
     while last + 1 < len(words) and losses[last + 1] >= enough:
         last += 1
     reaches = dict.fromkeys(product((core, first), (core, last)))
-    return _Place(tuple(Span(words[start].start, words[end].end) for start, end in reaches), term)
+    spans = tuple(Span(words[start].start, words[end].end) for start, end in reaches)
+    same = (n for n, word in enumerate(words) if losses[n] >= enough and not first <= n <= last)
+    twins = (words[n] for n in same if _text(text, words[n]) == _text(text, words[core]))
+    return _Place(spans, term, tuple(twins))
+
+
+def _text(text: str, span: Span) -> str:
+    return text[span.start : span.end].lower()
 
 
 def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
     """The text with its terms, for each way to put each of them, while the others are put in their first ways."""
-    usual = [(place.spans[0], place.term.targets[0]) for place in places]
+    usual = [_ways(place)[0] for place in places]
     for number, place in enumerate(places):
-        others = usual[:number] + usual[number + 1 :]
-        for span, target in product(place.spans, place.term.targets):
-            if all(span.end <= other.start or other.end <= span.start for other, _ in others):
-                yield _put(text, sorted([*others, (span, target)]))
+        others = [way for own in usual[:number] + usual[number + 1 :] for way in own]
+        for own in _ways(place):
+            ways = sorted([*others, *own])
+            if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
+                yield _put(text, ways)
+
+
+def _ways(place: _Place) -> list[list[tuple[Span, str]]]:
+    """What may be replaced by what, the usual way first."""
+    ways = product(place.spans, place.term.targets[:_MOST_FORMS])
+    return [[(span, target), *((twin, target) for twin in place.twins)] for span, target in ways]
 
 
 def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:
     for span, target in reversed(ways):
-        begins = text[span.start].isupper() and not any(map(is_of_word, text[: span.start]))
+        begins = text[span.start].isupper() and _BEFORE_A_SENTENCE.search(text[: span.start]) is not None
         written = target[:1].upper() + target[1:] if begins and target == target.lower() else target
         text = text[: span.start] + written + text[span.end :]
     return text

@@ -25,7 +25,14 @@ from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
 from transduce.runtime.substitution import put_terms
 from transduce.runtime.summary import summary
 from transduce.runtime.translation import Translation, nothing, translated
-from transduce.runtime.wanted import GivenGlossary, as_glossary, check_glossary, with_phrases, with_terms
+from transduce.runtime.wanted import (
+    GivenGlossary,
+    as_glossary,
+    check_glossary,
+    with_most_terms,
+    with_phrases,
+    with_terms,
+)
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Hypothesis, Observer
@@ -87,6 +94,11 @@ class Translator:
     def device(self) -> torch.device:
         """Where the model computes."""
         return self.model.source_weight.device
+
+    @property
+    def most_scored(self) -> int:
+        """Pieces of the longest text that can be scored."""
+        return min(MOST_PIECES, most_positions(self.models))
 
     @property
     def precision(self) -> str:
@@ -195,10 +207,12 @@ class Translator:
         waiting = [part for part in parts if not part.is_empty]
         found |= self._search_parts(waiting, search, chances, watch)
         if terms is not None:
-            most, score = min(MOST_PIECES, most_positions(self.models)), self._scoring(search)
+            score, most = self.scoring(search), self.most_scored
             found |= put_terms(waiting, found, terms, search, self.tokenizer.target, score, most_pieces=most)
             lacking = with_terms(waiting, found, terms, search, self.tokenizer.target)
-            found |= self._search_parts(lacking, search, chances, watch)
+            again = self._search_parts(lacking, search, chances, watch)
+            for key in (part.key for part in waiting if part.key in found and terms.find(part.text)):
+                found[key] = with_most_terms(found[key], again.get(key), terms)
         return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
 
     def _search_parts(
@@ -307,15 +321,15 @@ class Translator:
         sources = as_texts(sources)
         pairs = zip(sources, as_many("translation", len(sources), as_texts(targets)), strict=True)
         parts = as_many("list of parts", len(sources), spans)
-        most, vocabularies = min(MOST_PIECES, most_positions(self.models)), self.tokenizer
+        most, vocabularies = self.most_scored, self.tokenizer
         asked = []
         for (one, other), own in zip(pairs, parts, strict=True):
             ids = (vocabularies.source.encode(one), vocabularies.target.encode(other))
             is_scored = max(map(len, ids)) + _MARKS_AROUND <= most
             asked.append(Marked(one, other, [Span(*span) for span in own], is_scored=is_scored))
-        return locate(asked, vocabularies.target, self._scoring(self.search))
+        return locate(asked, vocabularies.target, self.scoring(self.search))
 
-    def _scoring(self, search: SearchSettings) -> Scoring:
+    def scoring(self, search: SearchSettings) -> Scoring:
         """Scores pairs as this search ranks them; in a strict one each by itself."""
 
         rank = partial(

@@ -6,6 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from transduce.errors import TransduceError
 from transduce.given import as_path, as_phrases
 from transduce.runtime.decoding import check_phrases, least_pieces
@@ -78,7 +80,7 @@ def with_terms(
     search: SearchSettings,
     vocabulary: Vocabulary,
 ) -> list[Part]:
-    """The parts of which an alternative lacks a term, with those that they have as further phrases.
+    """The parts of which all alternatives lack a term, with those that they have as further phrases.
 
     A model that knows the terms is not disturbed so: most translations need no second search. Of very many terms, those
     that come first are wanted.
@@ -93,11 +95,26 @@ def with_terms(
     spelt, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
         texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
-        if any(glossary.missing(part.text, text) for text in texts):
+        if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(spelt[term.source] for term in glossary.find(part.text)))
             room = MOST_TERM_PIECES if search.max_length is None else search.max_length - len(part.prefix) - 1
             again.append(part._replace(phrases=_that_fit(phrases, len(part.phrases), min(room, MOST_TERM_PIECES))))
     return again
+
+
+def with_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
+    """The alternatives that lack the fewest terms: of a translation, or of a second one where all of the first lack
+    more; what was cut in the second does not count.
+    """
+    later = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
+    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *later)}
+    fewest = min(counts.values())
+    for translation in (former, latter or former):
+        best = tuple(each for each in translation.alternatives if counts.get(each) == fewest)
+        if best:
+            chosen: Translation = msgspec.structs.replace(translation, alternatives=best)
+            return chosen
+    return former
 
 
 def _that_fit(phrases: Sequence[Phrase], said: int, most: int) -> tuple[Phrase, ...]:

@@ -2,7 +2,7 @@
 
 What lies between two tags that break the flow (paragraphs, cells, line breaks, …) is a block. It is translated as a
 whole, without the inline tags in it (bold, links, …); these go around the words that come from what they mark, as the
-model tells (`runtime/occlusion.py:locate`). Where all words are marked by several tags one after another, as links in a
+model tells (`runtime/locating.py:locate`). Where all words are marked by several tags one after another, as links in a
 row, each mark is translated by itself; so it is where tags are not balanced.
 
 Entities are resolved for the model, and what must be escaped is escaped again.
@@ -44,10 +44,11 @@ class Mark:
     closing: str = ""
     end: int = 0
     children: list["Mark"] = field(default_factory=list)
+    has_words: bool = False
 
-    def with_children(self) -> list["Mark"]:
-        """Itself and all that is in it, in the order of their opening tags."""
-        return [self, *(mark for child in self.children for mark in child.with_children())]
+    def worded(self) -> list["Mark"]:
+        """Itself and all that is in it, as far as there are words in them, in the order of their opening tags."""
+        return [self, *(mark for child in self.children for mark in child.worded())] if self.has_words else []
 
 
 def markup_plan(document: str, *, spaced: bool) -> MarkedSentences:
@@ -75,12 +76,15 @@ def _plan_block(
         return lambda found, _: _one_by_one(block, numbers, found, spaced=spaced)
     number = len(sentences)
     sentences.append(whole.text)
-    every = [mark for top in whole.marks for mark in top.with_children()]
-    marks[number] = tuple(Span(mark.start, mark.end) for mark in every)
+    worded = [mark for top in whole.marks for mark in top.worded()]
+    if worded:
+        marks[number] = tuple(Span(mark.start, mark.end) for mark in worded)
 
     def assemble(found: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:
-        put = dict(zip(map(id, every), places[number], strict=True))
-        return whole.before + _render(found[number], Span(0, len(found[number])), whole.marks, put) + whole.after
+        put = dict(zip(map(id, worded), places.get(number, ()), strict=True))
+        everything = Mark("", 0, "", len(whole.text), whole.marks)
+        rendered = _render(everything, whole.text, Span(0, len(found[number])), found[number], put)
+        return whole.before + rendered + whole.after
 
     return assemble
 
@@ -100,15 +104,16 @@ class _Block(NamedTuple):
     @property
     def is_one(self) -> bool:
         """Whether it is to be translated as one sentence with marks."""
-        every = [mark for top in self.marks for mark in top.with_children()]
-        worded = [mark for mark in self.marks if _has_words(self.text[mark.start : mark.end])]
-        covered = {place for mark in worded for place in range(mark.start, mark.end)}
-        outside = "".join(character for place, character in enumerate(self.text) if place not in covered)
-        return 1 <= len(every) <= _MOST_MARKS and bool(worded) and (len(worded) == 1 or _has_words(outside))
+        worded = [mark for mark in self.marks if mark.has_words]
+        edges = [0, *(edge for mark in worded for edge in (mark.start, mark.end)), len(self.text)]
+        outside = "".join(self.text[edges[place] : edges[place + 1]] for place in range(0, len(edges), 2))
+        return bool(self.marks) and _has_words(self.text) and (len(worded) <= 1 or _has_words(outside))
 
 
 def _read_block(block: Sequence[Token]) -> _Block | None:
-    """The block's text with one space wherever there are some, and its marks; None where tags are not balanced."""
+    """The block's text with one space wherever there are some, and its marks; None where tags are not balanced, or so
+    many that it is no sentence.
+    """
     source = "".join(token.source for token in block if token.kind == "text")
     before, _, after = _edges(source)
     text, top, opened = "", list[Mark](), list[tuple[str, Mark]]()
@@ -128,37 +133,79 @@ def _read_block(block: Sequence[Token]) -> _Block | None:
             mark.closing, mark.end = token.source, len(text)
         else:
             return None
-    if opened:
+    if opened or sum(token.kind == "start" for token in block) > _MOST_MARKS:
         return None
     text = text.rstrip()
-    for mark in (mark for each in top for mark in each.with_children()):
-        _trim(mark, text)
+    for mark in top:
+        _trim(mark, text, Span(0, len(text)))
     return _Block(before, text, top, after)
 
 
-def _trim(mark: Mark, text: str) -> None:
-    """A mark's spaces at its edges are left out of it."""
-    mark.end = min(mark.end, len(text))
-    mark.start = min(mark.start, mark.end)
-    while mark.start < mark.end and text[mark.start] == " ":
-        mark.start += 1
-    while mark.end > mark.start and text[mark.end - 1] == " ":
-        mark.end -= 1
+def _trim(mark: Mark, text: str, bounds: Span) -> None:
+    """Spaces at the edges of a mark are left out of it, and so out of what is in it."""
+    start, end = (min(max(edge, bounds.start), bounds.end) for edge in (mark.start, mark.end))
+    inner = text[start:end]
+    mark.start, mark.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+    mark.end = max(mark.start, mark.end)
+    mark.has_words = _has_words(inner)
+    for child in mark.children:
+        _trim(child, text, Span(mark.start, mark.end))
 
 
 def _has_words(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-def _render(text: str, part: Span, marks: Sequence[Mark], places: Mapping[int, Span]) -> str:
-    """A part of the translation with the tags of the marks in it."""
+def _render(mark: Mark, source: str, part: Span, text: str, places: Mapping[int, Span]) -> str:
+    """What is within a mark, translated, with the tags of the marks in it.
+
+    Args:
+        mark: in whose part of the source the others are.
+        source: the block.
+        part: its part of the translation.
+        text: the translation.
+        places: where marks with words are in it, by `id`.
+    """
+    placed = {id(child): places[id(child)] for child in mark.children if child.has_words}
+    for number, child in enumerate(mark.children):
+        if not child.has_words:
+            placed[id(child)] = _place_of_nothing(mark, number, source, part, text, placed)
     rendered, position = "", part.start
-    for mark in sorted(marks, key=lambda mark: places[id(mark)]):
-        span = places[id(mark)]
-        inner = _render(text, span, mark.children, places)
-        rendered += _escape(text[position : span.start]) + mark.opening + inner + mark.closing
-        position = span.end
+    for child in sorted(mark.children, key=lambda child: placed[id(child)]):
+        start, end = (min(max(edge, position), part.end) for edge in placed[id(child)])  # whatever comes, no text twice
+        inner = _render(child, source, Span(start, end), text, places)
+        rendered += _escape(text[position:start]) + child.opening + inner + child.closing
+        position = end
     return rendered + _escape(text[position : part.end])
+
+
+def _place_of_nothing(mark: Mark, number: int, source: str, part: Span, text: str, placed: Mapping[int, Span]) -> Span:
+    """Where an element without words goes: around its signs, to the neighbour or the edge that it stands at, or else as
+    far along as it is.
+    """
+    own = mark.children[number]
+    taken = [placed[id(child)] for child in mark.children if id(child) in placed]
+    signs, within = source[own.start : own.end], text[part.start : part.end]
+    if signs and within.count(signs) == 1:
+        start = part.start + within.index(signs)
+        if not any(span.start < start + len(signs) and start < span.end for span in taken):
+            return Span(start, start + len(signs))
+    if number and not _has_words(source[mark.children[number - 1].end : own.start]):
+        place = placed[id(mark.children[number - 1])].end
+    elif not _has_words(source[mark.start : own.start]):
+        place = part.start
+    elif not _has_words(source[own.end : mark.end]):
+        place = part.end
+    else:
+        edges = r"(?<=\w)(?!\w)" if not source[own.start - 1].isspace() else r"(?<!\w)(?=\w)"
+        found = (part.start + match.start() for match in re.finditer(edges, within))
+        free = [place for place in found if not any(span.start < place < span.end for span in taken)]
+        goal = part.start + (own.start - mark.start) / max(1, mark.end - mark.start) * (part.end - part.start)
+        following = next((child for child in mark.children[number + 1 :] if child.has_words), None)
+        if following is not None and not _has_words(source[own.end : following.start]):
+            goal = placed[id(following)].start
+        place = min([*free, part.end], key=lambda place: abs(place - goal))
+    return Span(place, place)
 
 
 # --- one by one ----------------------------------------------------------------------------------------------

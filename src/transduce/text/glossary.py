@@ -58,7 +58,7 @@ class Glossary:
         lengths: dict[str, set[int]] = {}
         for source in self._terms:
             lengths.setdefault(source[0], set()).add(len(source))
-        self._lengths = {first: sorted(own, reverse=True) for first, own in lengths.items()}
+        self._lengths = lengths
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -73,6 +73,10 @@ class Glossary:
         none within another. Words of scripts with spaces are whole words.
         """
         return list({term.source: term for _, _, term in self._places(as_compared(text))}.values())
+
+    def places(self, text: str) -> list[tuple[int, int, Term]]:
+        """Where terms begin and end in a text that `mentions.as_compared` leaves as it is."""
+        return list(self._places(text))
 
     def without(self, text: str, term: Term) -> str:
         """A text from which one of its terms is taken out, wherever it stands."""
@@ -93,12 +97,12 @@ class Glossary:
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """The longest term that begins at a place of a text, and how much of the text it takes."""
-        for first in dict.fromkeys((text[start], text[start].lower())):
-            for length in self._lengths.get(first, ()):
-                part = text[start : start + length]
-                term = self._terms.get(part) or self._terms.get(part.lower())
-                if term is not None and is_whole(text, start, start + length):
-                    return term, length
+        lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
+        for length in sorted(lengths, reverse=True):
+            part = text[start : start + length]
+            term = self._terms.get(part) or self._terms.get(part.lower())
+            if term is not None and is_whole(text, start, start + length):
+                return term, length
         return None, 1
 
     def missing(self, source: str, translation: str) -> list[Term]:
