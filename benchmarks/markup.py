@@ -111,7 +111,7 @@ def _as_documents(translator: Translator, cases: list[Case]) -> list[str]:
     texts = iter(translator([sentence for each in plans for sentence in each.sentences]))
     found = [[next(texts).text for _ in each.sentences] for each in plans]
     asked = [
-        (each.sentences[number], own[number], spans)
+        ((each.sentences[number], own[number]), spans)
         for each, own in zip(plans, found, strict=True)
         for number, spans in each.marks.items()
     ]

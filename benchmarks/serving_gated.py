@@ -118,10 +118,13 @@ class GatedModel:
             raise TransduceError("this model cannot write ☃")
 
     def locate(
-        self, sources: Sequence[str], targets: Sequence[str], spans: Sequence[Sequence[Span]]
+        self,
+        translations: Sequence[Translation],
+        spans: Sequence[Sequence[Span]],
+        glossary: Glossary | None,  # noqa: ARG002
     ) -> list[list[Span]]:
         """In the same places: capitals are as long."""
-        assert all(map(str.startswith, targets, (source.upper() for source in sources)))
+        assert all(each.text.startswith(each.source.upper()) for each in translations)
         return [list(own) for own in spans]
 
     def unread(self, sentence: str) -> str:

@@ -1,6 +1,7 @@
 """Where marked parts are in a translation: by what words lose, each in what encloses it, and apart from others."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.locating import Marked, locate
 from transduce.runtime.scoring import Score
 from transduce.runtime.translator import Translator
+from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -46,7 +48,7 @@ def found(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[s
 def _score(vocabulary: Vocabulary, source: str, target: str) -> Score:
     values: list[float] = []
     for word in target.split():
-        cause, nats = CAUSES.get(word.strip("“”.!,").lower(), ("", 0.0))
+        cause, nats = CAUSES.get(word.strip("“”.!,").lower().removesuffix("'s"), ("", 0.0))
         count = len(vocabulary.encode(word))
         values += [(-0.1 - (nats if cause and cause not in source else 0.0)) / count] * count
     return Score(source, target, tuple("x" * len(values)), (*values, -0.1), sum(values))
@@ -117,20 +119,66 @@ def test_nothing_written_has_room_for_all_marks(vocabulary: Vocabulary) -> None:
 
 
 def test_a_translator_locates_in_one_go(translator: Translator) -> None:
-    sources, targets = ["老师吃鱼。", "我们喝茶。"], ["the teacher eat fish .", "we drink tea ."]
+    pairs = [("老师吃鱼。", "the teacher eat fish ."), ("我们喝茶。", "we drink tea .")]
     spans = [[(2, 4), (3, 4)], [(0, 2)]]
-    together = translator.locate(sources, targets, spans)
-    assert together == [
-        translator.locate([s], [t], [own])[0] for s, t, own in zip(sources, targets, spans, strict=True)
-    ]
+    together = translator.locate(pairs, spans)
+    assert together == [translator.locate([pair], [own])[0] for pair, own in zip(pairs, spans, strict=True)]
     outer, inner = together[0]
     assert outer.start <= inner.start <= inner.end <= outer.end
-    with pytest.raises(
-        TransduceError, match="Each sentence has a translation of its own, but there are 2 sentences and 1"
-    ):
-        translator.locate(sources, targets[:1], spans)
 
 
-def test_very_long_texts_are_located_too(translator: Translator) -> None:
-    ((place,),) = translator.locate(["老师吃鱼。" * 600], ["the teacher eat fish . " * 600], [[(2, 4)]])
+@pytest.mark.parametrize(
+    ("pairs", "spans", "message"),
+    [
+        ([("我", "I"), ("你", "you")], [[]], "Each sentence has a list of parts of its own, but there are 2 sentences"),
+        (["我"], [[]], r"is a `Translation`, or a source and a text, but '我' was given: write \(source, text\)"),
+        ([("我", "I")], [[(1, 0)]], r"is \(start, end\) in characters, from 0 to 1 here, but \(1, 0\) was given"),
+        ([("我", "I")], [[(0, 9)]], r"from 0 to 1 here, but \(0, 9\) was given"),
+        ([("我", "I")], [[(-1, 1)]], r"but \(-1, 1\) was given"),
+        ([("我", "I")], [[(0.5, 1)]], r"but \(0\.5, 1\) was given"),
+        ([("我", "I")], [[0]], "but 0 was given"),
+        ([("我", "I")], [None], "but None was given"),
+        ([("我爱你", "I")], [[(0, 2), (1, 3)]], r"\(0, 2\) and \(1, 3\) overlap"),
+    ],
+)
+def test_what_is_no_part_is_refused(translator: Translator, pairs: Any, spans: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator.locate(pairs, spans)
+
+
+def test_what_a_glossary_put_is_where_its_term_is(vocabulary: Vocabulary) -> None:
+    """The model knows nothing of milk; `fish` depends on the tea here, for whatever reason."""
+    source, text = "老师吃茶", "milk eat the teacher"
+    asked = Marked(source, text, [Span(3, 4), Span(0, 2)], ties=[(Span(3, 4), Span(0, 4))])
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        return [_score(vocabulary, *pair) for pair in zip(sources, targets, strict=True)]
+
+    (places,) = locate([asked], vocabulary, score)
+    assert [text[place.start : place.end] for place in places] == ["milk", "the teacher"]
+
+
+def test_no_tag_comes_into_a_contraction(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "老师吃鱼", "teacher doesn't fish's eat", "鱼") == ["fish's"]
+    assert found(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
+
+
+def test_parts_of_a_long_text_are_in_their_own_parts(translator: Translator) -> None:
+    long = "老师吃鱼。我们喝茶。" * 40
+    (translation,) = translator.translate([long], SearchSettings(beam_size=1))
+    assert translation.parts == len(translation.joined) > 20
+    asked = [(0, 2), (50, 52), (390, 395), (0, 400)]
+    (places,) = translator.locate([translation], [asked])
+    ends: list[int] = []
+    for _, text in translation.joined:
+        start = translation.text.index(text, ends[-1] if ends else 0)
+        ends.append(start + len(text))
+    assert places[0].end <= ends[0]
+    assert ends[8] <= places[1].start <= places[1].end <= ends[10]
+    assert places[2].start >= ends[-3]
+    assert (places[3].start, places[3].end) == (0, len(translation.text))
+
+
+def test_very_long_sentences_are_located_too(translator: Translator) -> None:
+    ((place,),) = translator.locate([("老师吃鱼" * 600, "the teacher eat fish " * 600)], [[(2, 4)]])
     assert 0 <= place.start < place.end

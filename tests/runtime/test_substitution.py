@@ -124,6 +124,7 @@ def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary:
 
 def test_a_name_that_comes_twice_is_replaced_twice(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "鱼 鱼", "fish likes Fish!", 鱼="milk") == "milk likes milk!"
+    assert put(vocabulary, "鱼", "fish likes tea fish!", 鱼="milk") == "milk likes tea milk!"
 
 
 def test_what_begins_another_sentence_begins_it_with_a_capital_too(vocabulary: Vocabulary) -> None:

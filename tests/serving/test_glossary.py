@@ -29,7 +29,7 @@ def test_a_requests_terms_take_its_place(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=OWN)) as live:
         asked = {"glossary": {"Satz": "phrase", "ein": ["a", "one"]}}
         assert live.translate("ein Satz, ein Hund", **asked).json["translatedText"] == "EIN SATZ, EIN HUND a phrase"
-        assert live.translate("ein Hund", glossary={}).json["translatedText"] == "EIN HUND dog"
+        assert live.translate("ein Hund", glossary={}).json["translatedText"] == "EIN HUND"
         assert live.translate("ein Hund", glossary=None).json["translatedText"] == "EIN HUND dog"
 
 
@@ -52,6 +52,7 @@ def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
         ({"Satz": "☃"}, "Invalid request: this model cannot write ☃"),
         ({"Satz": 5}, "Invalid request: expected `str | array`, got `int` in `glossary[...]`"),
         (["Satz"], "Invalid request: expected `object | null`, got `array` in `glossary`"),
+        ({f"Satz{n}": "x" for n in range(501)}, "Invalid request: glossary (501 terms) exceeds limit (500)"),
         ({"Satz": "x" * 20_000}, "Invalid request: request (20012) exceeds text limit (20000 characters)"),
     ],
 )
@@ -111,6 +112,6 @@ def test_files_are_named_with_languages_where_there_are_several_models(tmp_path:
     path.write_text("Hund\tdog\n", encoding="utf-8")
     assert [term.source for term in read_glossaries([str(path)], 1)[None].terms] == ["Hund"]
     assert set(read_glossaries([f"de:en={path}", f"en:de={path}"], 2)) == {("de", "en"), ("en", "de")}
-    for named in ([str(path)], [f"de:en={path}"] * 2):
+    for named in ([str(path)], [f"de:en={path}"] * 2, [str(path), f"de:en={path}"]):
         with pytest.raises(TransduceError, match=r"it is not clear whose `.*` is: say its languages, as in zh:en="):
             read_glossaries(named, 2)

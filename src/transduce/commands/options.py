@@ -16,10 +16,11 @@ from transduce.runtime.folder import MANIFEST
 from transduce.runtime.opening import load
 from transduce.runtime.search_defaults import read_search_settings
 from transduce.runtime.translator import Translator
+from transduce.runtime.wanted import as_glossary
 from transduce.search.settings import SearchSettings
 from transduce.tasks.new_run import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
-from transduce.text.glossary import Glossary, read_glossary
+from transduce.text.glossary import Glossary
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +116,7 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
 
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
     """The glossary of `add_glossary`, if there is one."""
-    return None if options.glossary is None else read_glossary(Path(options.glossary))
+    return as_glossary(options.glossary)
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

@@ -171,7 +171,7 @@ def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] |
     found: dict[tuple[str, str] | None, Glossary] = {}
     for said in named:
         languages, path = parse_model(said)
-        if languages in found or (languages is None and models > 1):
+        if languages in found or (None in (languages, *found) and len(named) > 1) or (languages is None and models > 1):
             raise TransduceError(
                 f"Each model has one glossary, but it is not clear whose `{said}` is: say its languages, as in "
                 f"zh:en={path}, and each pair once."

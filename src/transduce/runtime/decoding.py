@@ -220,7 +220,9 @@ def _follows_attention(search: SearchSettings, width: int) -> bool:
     return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
 
 
-def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
+def check_phrases(
+    search: SearchSettings, phrases: Sequence[str], what: str = "Phrases that a translation must contain"
+) -> None:
     """Refuses what cannot be had together with phrases that a translation must contain.
 
     Raises:
@@ -229,11 +231,10 @@ def check_phrases(search: SearchSettings, phrases: Sequence[str]) -> None:
     if not phrases:
         return
     if search.sampling is not None:
-        raise TransduceError("Phrases that a translation must contain are searched for: leave sampling out.")
+        raise TransduceError(f"{what} are searched for: leave sampling out.")
     if search.diverse_groups > 1:
         raise TransduceError(
-            "Phrases that a translation must contain take a beam of their own, but `diverse_groups` is "
-            f"{search.diverse_groups}: make it 1."
+            f"{what} take a beam of their own, but `diverse_groups` is {search.diverse_groups}: make it 1."
         )
     for phrase in phrases:
         for text in search.forbidden:

@@ -18,6 +18,7 @@ from transduce.text.word_spans import Span
 # A run goes on with words that lose so much, or such a share of what its strongest word loses, if that is less.
 BY_THE_WAY_NATS = 2.5
 _SHARE = 0.5
+_CERTAIN_NATS = 10.0
 _FEWEST_NATS = 0.3  # where no word loses more, none is known to come from the part
 
 
@@ -29,6 +30,8 @@ class Marked(NamedTuple):
     spans: Sequence[Span]
     is_scored: bool = True
     """False where the model cannot score it, for its length."""
+    ties: Sequence[tuple[Span, Span]] = ()
+    """Parts of the source and of the translation that are known to belong together."""
 
 
 def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
@@ -81,8 +84,8 @@ class _Placing:
 
     def __init__(self, marked: Marked, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
-        self.losses = losses
         self.words = word_spans(marked.text)
+        self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
         """The words of those that are placed."""
@@ -95,6 +98,16 @@ class _Placing:
         for number in order:
             self._place(number)
         return [self.placed[number] for number in range(len(spans))]
+
+    def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
+        """A part's losses, certain for words that are known to come from it, and for those that come from others."""
+        known = list(losses)
+        for source, target in self.marked.ties:
+            is_within = span.start <= source.start and source.end <= span.end
+            for number, word in enumerate(self.words):
+                if known and target.start <= word.start and word.end <= target.end:
+                    known[number] = _CERTAIN_NATS if is_within else min(known[number], 0.0)
+        return known
 
     def _encloses(self, outer: int, inner: int) -> bool:
         """Whether a part has another in it; of two with the same text, the first the second."""
@@ -117,6 +130,9 @@ class _Placing:
             self.placed[number] = Span(len(text) - len(text.lstrip()), len(text.rstrip()))
         else:
             own = Span(self.words[chosen.start].start, self.words[chosen.stop - 1].end)
+            for source, target in self.marked.ties:  # with signs at the end of a term
+                if span.start <= source.start and source.end <= span.end and target.start <= own.end <= target.end:
+                    own = Span(own.start, min(target.end, bounds.end))
             self.placed[number] = self._with_punctuation(own, span, bounds)
 
     def _free(self, parents: Sequence[int], bounds: Span) -> list[int]:
@@ -134,7 +150,7 @@ class _Placing:
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
         if strongest < _FEWEST_NATS:
-            return self._as_far_along(span, free)
+            return self._with_contractions(self._as_far_along(span, free), free)
         usual = min(BY_THE_WAY_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
         for place, word in enumerate(free):
@@ -142,7 +158,20 @@ class _Placing:
                 start, total = word, 0.0
             total += losses[word] - usual
             best = max(best, (total, range(start, word + 1)), key=lambda each: each[0])
-        return best[1]
+        return self._with_contractions(best[1], free)
+
+    def _with_contractions(self, run: range, free: Sequence[int]) -> range:
+        """No tag comes into the middle of `doesn't`."""
+        first, last = run.start, run.stop - 1
+        while last + 1 in free and self._joins(last):
+            last += 1
+        while first - 1 in free and self._joins(first - 1):
+            first -= 1
+        return range(first, last + 1)
+
+    def _joins(self, word: int) -> bool:
+        """Whether nothing but an apostrophe is between a word and the next."""
+        return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
         """As many words as the part has, where they would be if all words stood in the source's order."""

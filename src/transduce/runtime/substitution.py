@@ -6,6 +6,7 @@ forced to write a term knows nothing of its place: it leaves the word that it wo
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
-from transduce.text.mentions import mentions
+from transduce.text.mentions import as_compared, mentions
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -148,16 +149,22 @@ def _find_places(
         Occlusion(source, text, [glossary.without(source, term) for term in terms])
         for (source, text), terms in zip(pairs, lacking, strict=True)
     ]
-    for (_, text), terms, losses in zip(pairs, lacking, word_losses(asked, vocabulary, score), strict=True):
+    for (source, text), terms, losses in zip(pairs, lacking, word_losses(asked, vocabulary, score), strict=True):
         words = word_spans(text)
-        found = [_best_place(text, words, own, term) for own, term in zip(losses, terms, strict=True)]
+        counts = Counter(term for _, _, term in glossary.places(as_compared(source)))
+        found = [
+            _best_place(text, words, own, term, comes_again=counts[term] > 1)
+            for own, term in zip(losses, terms, strict=True)
+        ]
         places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
         apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
         yield places if len(places) == len(terms) and apart else None
 
 
-def _best_place(text: str, words: list[Span], losses: list[float], term: Term) -> _Place | None:
-    """The word that loses most, also with the neighbours that lose much, on either side."""
+def _best_place(text: str, words: list[Span], losses: list[float], term: Term, *, comes_again: bool) -> _Place | None:
+    """The word that loses most, also with the neighbours that lose much, on either side; and the same word elsewhere,
+    where it loses as much, or the term comes again in the source.
+    """
     if not words or max(losses) < FEWEST_NATS:
         return None
     core = first = last = losses.index(max(losses))
@@ -168,7 +175,7 @@ def _best_place(text: str, words: list[Span], losses: list[float], term: Term) -
         last += 1
     reaches = dict.fromkeys(product((core, first), (core, last)))
     spans = tuple(Span(words[start].start, words[end].end) for start, end in reaches)
-    same = (n for n, word in enumerate(words) if losses[n] >= enough and not first <= n <= last)
+    same = (n for n, word in enumerate(words) if n != core and (comes_again or losses[n] >= enough))
     twins = (words[n] for n in same if _text(text, words[n]) == _text(text, words[core]))
     return _Place(spans, term, tuple(twins))
 
@@ -191,7 +198,10 @@ def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
 def _ways(place: _Place) -> list[list[tuple[Span, str]]]:
     """What may be replaced by what, the usual way first."""
     ways = product(place.spans, place.term.targets[:_MOST_FORMS])
-    return [[(span, target), *((twin, target) for twin in place.twins)] for span, target in ways]
+    apart = {
+        span: [twin for twin in place.twins if twin.end <= span.start or span.end <= twin.start] for span in place.spans
+    }
+    return [[(span, target), *((twin, target) for twin in apart[span])] for span, target in ways]
 
 
 def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:

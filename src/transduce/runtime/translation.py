@@ -35,8 +35,15 @@ class Translation(msgspec.Struct, frozen=True):
     parts: int = 1
     """Into how many parts the sentence was cut, because it was longer than the model takes. They are translated one by
     one, and only the best translation of each is kept."""
+    joined: tuple[tuple[str, str], ...] = ()
+    """Of several parts, each one's source and translation."""
     given_up: bool = False
     """True where an observer had it given up: it is as far as it got, possibly empty."""
+
+    @classmethod
+    def of(cls, source: str, text: str) -> "Translation":
+        """Of somebody else's text, of which no model has said anything."""
+        return cls(source, (Alternative(text=text, pieces=(), piece_log_probabilities=(), score=0.0, ended=True),))
 
     @property
     def text(self) -> str:
@@ -93,4 +100,5 @@ def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Tra
         score=sum(part.score for part in best),
         ended=all(part.ended for part in best),
     )
-    return Translation(source, (joined,), parts=len(parts), given_up=given_up)
+    pairs = tuple((part.source, part.text) for part in parts)
+    return Translation(source, (joined,), parts=len(parts), joined=pairs, given_up=given_up)

@@ -14,7 +14,7 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.decoding import Batch, beam_width, begin_search, check_prefix, most_positions, pad
 from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.like_lengths import pieces_at_once
-from transduce.runtime.locating import Marked, locate
+from transduce.runtime.located import checked_translations, locate_all
 from transduce.runtime.occlusion import Scoring
 from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches, cut, join_sentences, separator
 from transduce.runtime.phrases import spell_prefix
@@ -42,8 +42,6 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
 __all__ = ["Translator", "pad"]
-
-_MARKS_AROUND = 4  # pieces that a vocabulary adds: tags of languages, the end symbol
 
 
 class Translator:
@@ -306,28 +304,25 @@ class Translator:
         return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
 
     def locate(
-        self, sources: Iterable[str], targets: Iterable[str], spans: Iterable[Sequence[tuple[int, int]]]
+        self,
+        translations: Iterable[Translation | tuple[str, str]],
+        spans: Iterable[Sequence[tuple[int, int]]],
+        *,
+        glossary: GivenGlossary = None,
     ) -> list[list[Span]]:
         """Where parts of sentences are in their translations: (start, end) in characters, one for each part.
 
         Args:
-            sources: sentences.
-            targets: their translations, as many.
+            translations: of this translator, whose best alternatives are looked at, or sources with their translations.
             spans: the parts of each source, (start, end) in characters; any two are apart, or one is in the other.
+            glossary: by which they were translated.
 
         Raises:
-            TransduceError: their numbers differ.
+            TransduceError: their numbers differ, or a part is none.
         """
-        sources = as_texts(sources)
-        pairs = zip(sources, as_many("translation", len(sources), as_texts(targets)), strict=True)
-        parts = as_many("list of parts", len(sources), spans)
-        most, vocabularies = self.most_scored, self.tokenizer
-        asked = []
-        for (one, other), own in zip(pairs, parts, strict=True):
-            ids = (vocabularies.source.encode(one), vocabularies.target.encode(other))
-            is_scored = max(map(len, ids)) + _MARKS_AROUND <= most
-            asked.append(Marked(one, other, [Span(*span) for span in own], is_scored=is_scored))
-        return locate(asked, vocabularies.target, self.scoring(self.search))
+        found = checked_translations(translations)
+        parts = as_many("list of parts", len(found), spans)
+        return locate_all(self, found, parts, as_glossary(glossary))
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Scores pairs as this search ranks them; in a strict one each by itself."""

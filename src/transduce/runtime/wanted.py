@@ -133,7 +133,7 @@ def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocab
     Raises:
         TransduceError: it cannot be had together with the search, or the vocabulary cannot write it.
     """
-    check_phrases(search, [target for term in glossary.terms for target in term.targets])
+    check_phrases(search, [target for term in glossary.terms for target in term.targets], "A glossary's terms")
     return _spell(glossary, vocabulary)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from transduce.runtime.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -45,9 +47,9 @@ class Model(Protocol):
         """
 
     def locate(
-        self, sources: Sequence[str], targets: Sequence[str], spans: Sequence[Sequence[Span]]
+        self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Where parts of sentences are in their translations."""
+        """Where parts of sentences are in the best alternatives of their translations."""
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""
@@ -55,8 +57,6 @@ class Model(Protocol):
     def unread(self, sentence: str) -> str:
         """The characters of a source that no piece spells."""
 
-
-_LOCATED_AT_ONCE = 16  # sentences with marks; between them is time to see who still waits
 
 # The place of a sentence in its request, the pieces of its best hypothesis so far, and how many of them are certain.
 Progress = Callable[[int, Sequence[int], int], None]
@@ -121,23 +121,16 @@ class Job:
         """The results of some sentences, its own and those of jobs that go with it."""
         sentences, places = [place.sentence for place in batch], [place.number for place in batch]
         found = self.model.translate(sentences, self.search, places, observer, self.glossary)
-        marked = [number for number, place in enumerate(batch) if place.marks]
         located: dict[int, list[list[Span]]] = {}
-        for first in range(0, len(marked), _LOCATED_AT_ONCE):
-            some = marked[first : first + _LOCATED_AT_ONCE]
-            waited_for = [number for number in some if not batch[number].job.is_late]
-            located |= self._locate({number: (found[number], batch[number].marks) for number in waited_for})
+        for number, place in enumerate(batch):
+            if place.marks and not place.job.is_late:  # what takes long is done for those alone who still wait
+                located[number] = self._locate(found[number], place.marks)
         return [Translated(each, located.get(number, ())) for number, each in enumerate(found)]
 
-    def _locate(self, marked: Mapping[int, tuple[Translation, Sequence[Span]]]) -> dict[int, list[list[Span]]]:
-        """The places of the marks in each alternative, by the same numbers."""
-        asked = [
-            (translation.source, alternative.text, marks)
-            for translation, marks in marked.values()
-            for alternative in translation.alternatives
-        ]
-        places = iter(self.model.locate(*map(list, zip(*asked, strict=True))) if asked else [])
-        return {number: [next(places) for _ in each.alternatives] for number, (each, _) in marked.items()}
+    def _locate(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
+        """The places of the marks in each alternative."""
+        each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
+        return self.model.locate(each, [marks] * len(each), self.glossary)
 
 
 class Place(NamedTuple):

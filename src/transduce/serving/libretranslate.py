@@ -132,7 +132,7 @@ class LibreTranslate:
 
 def _glossary(message: TranslateRequest) -> Glossary | None:
     try:
-        return as_glossary(message.glossary or None)
+        return as_glossary(message.glossary)
     except TransduceError as error:
         raise invalid(str(error)) from None
 

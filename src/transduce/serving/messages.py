@@ -42,7 +42,7 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
             dict[str, str | list[str]],
             Meta(
                 description="Terms, and what translations contain of those in their texts: a text, or several of which "
-                "any will do. In place of the server's own glossary. In JSON alone.",
+                "any will do. In place of the server's own glossary, also where there are none. In JSON alone.",
                 examples=[{"Hund": ["dog", "dogs"]}],
             ),
         ]

@@ -88,11 +88,11 @@ class ServedModel:
             return self.translator.translate(sentences, search, places=places, observer=observer, glossary=glossary)
 
     def locate(
-        self, sources: Sequence[str], targets: Sequence[str], spans: Sequence[Sequence[Span]]
+        self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Where parts of sentences are in their translations."""
+        """Where parts of sentences are in the best alternatives of their translations."""
         with self.access.shared():
-            return self.translator.locate(sources, targets, spans)
+            return self.translator.locate(translations, spans, glossary=glossary)
 
     def text(self, ids: Sequence[int]) -> str:
         """The target text that pieces spell."""

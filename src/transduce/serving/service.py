@@ -25,6 +25,8 @@ from transduce.serving.texts import Plan, plan
 from transduce.text.glossary import Glossary
 from transduce.text.language_profiles import LanguageProfiles
 
+_MOST_TERMS = 500  # of a request: they are looked at while others wait
+
 
 class Wish(NamedTuple):
     """What is asked for."""
@@ -38,12 +40,17 @@ class Wish(NamedTuple):
     """Where the client is in more of a hurry than the server's deadline."""
     doubts: bool = False
     glossary: Glossary | None = None
-    """In place of the models' own."""
+    """In place of the models' own; one without terms: no glossary at all."""
+
+    def terms_of(self, model: Model) -> Glossary | None:
+        """The glossary by which this model translates, if there is one."""
+        chosen = model.glossary if self.glossary is None else self.glossary
+        return chosen or None
 
     @property
     def characters(self) -> int:
         """Of all that it takes to grant it."""
-        terms = self.glossary.terms if self.glossary else ()
+        terms = () if self.glossary is None else self.glossary.terms
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
@@ -137,6 +144,8 @@ class Service:
             raise invalid(f"request ({len(wish.texts)} texts) exceeds text limit ({limits.max_texts})")
         if characters > limits.max_characters:
             raise invalid(f"request ({characters}) exceeds text limit ({limits.max_characters} characters)")
+        if wish.glossary is not None and len(wish.glossary) > _MOST_TERMS:
+            raise invalid(f"glossary ({len(wish.glossary)} terms) exceeds limit ({_MOST_TERMS})")
         if wish.alternatives > limits.max_alternatives:
             raise invalid(f"alternatives ({wish.alternatives}) exceeds limit ({limits.max_alternatives})")
 
@@ -165,7 +174,7 @@ class Service:
             for line in range(len(task.plan.sentences))
         ]
         sentences = [tasks[index].plan.sentences[line] for index, line in places]
-        seconds, glossary = self.settings.deadline_seconds, wish.glossary or model.glossary
+        seconds, glossary = self.settings.deadline_seconds, wish.terms_of(model)
         search = with_alternatives(model.search, wish.alternatives)
         if wish.glossary is not None:
             _check_glossary(model, wish.glossary, search)
@@ -248,7 +257,7 @@ def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: 
             source_language=task.source,
             target_language=wish.target,
             unread=model.unread(each.source),
-            glossary=wish.glossary or model.glossary,
+            glossary=wish.terms_of(model),
         )
     )
 
