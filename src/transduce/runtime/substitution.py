@@ -174,10 +174,11 @@ def _best_place(text: str, words: list[Span], losses: list[float], term: Term, *
     while last + 1 < len(words) and losses[last + 1] >= enough:
         last += 1
     reaches = dict.fromkeys(product((core, first), (core, last)))
-    spans = tuple(Span(words[start].start, words[end].end) for start, end in reaches)
-    same = (n for n, word in enumerate(words) if n != core and (comes_again or losses[n] >= enough))
-    twins = (words[n] for n in same if _text(text, words[n]) == _text(text, words[core]))
-    return _Place(spans, term, tuple(twins))
+    spans = [Span(words[start].start, words[end].end) for start, end in reaches]
+    same = (n for n in range(len(words)) if n != core and (comes_again or losses[n] >= enough))
+    twins = tuple(words[n] for n in same if _text(text, words[n]) == _text(text, words[core]))
+    apart = (span for span in spans if all(twin.end <= span.start or span.end <= twin.start for twin in twins))
+    return _Place(tuple(apart), term, twins)
 
 
 def _text(text: str, span: Span) -> str:
@@ -198,10 +199,7 @@ def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
 def _ways(place: _Place) -> list[list[tuple[Span, str]]]:
     """What may be replaced by what, the usual way first."""
     ways = product(place.spans, place.term.targets[:_MOST_FORMS])
-    apart = {
-        span: [twin for twin in place.twins if twin.end <= span.start or span.end <= twin.start] for span in place.spans
-    }
-    return [[(span, target), *((twin, target) for twin in apart[span])] for span, target in ways]
+    return [[(span, target), *((twin, target) for twin in place.twins)] for span, target in ways]
 
 
 def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:
