@@ -47,6 +47,8 @@ def translate(
         ("<!DOCTYPE html><html>one</html>", "<!DOCTYPE html><html>ONE</html>"),
         ("<script>if (a<b) { c }</script>one", "<script>if (a<b) { c }</script>ONE"),
         ("<pre>x <pre>y</pre> z</pre>one", "<pre>x <pre>y</pre> z</pre>ONE"),
+        ("<script src=/js/>a b</script>one", "<script src=/js/>a b</script>ONE"),
+        ("<x a='b'/>one<x / >", "<x a='b'/>ONE<x / >"),
         ("<code>x</code> one", "<code>x</code> ONE"),
         ('<span translate="no">x <b>y</b></span> one', '<span translate="no">x <b>y</b></span> ONE'),
         ("<p class='notranslate a'>x</p>one", "<p class='notranslate a'>x</p>ONE"),

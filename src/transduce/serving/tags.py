@@ -21,6 +21,7 @@ _INLINE = re.compile(
 )
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr")
 _OPAQUE = re.compile("code|kbd|math|pre|samp|script|style|svg|textarea|var")
+_CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # and no value without quotation marks, as in src=/js/
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=\s))(?P<name>translate|class)\s*+=\s*+(?:"(?P<double>[^"]*+)|'(?P<single>[^']*+)|(?P<bare>[^\s"'>]++))""",
     re.IGNORECASE,
@@ -53,7 +54,7 @@ def tokens(document: str) -> Iterator[Token]:
 def _tag(found: re.Match[str], opaque: "_Opaque") -> Token:
     """What a match of `_MARKUP` is."""
     name = (found["name"] or "").lower()
-    is_single = not name or _VOID.fullmatch(name) or found["attributes"].rstrip().endswith("/")
+    is_single = not name or _VOID.fullmatch(name) or _CLOSES_ITSELF.search(found["attributes"])
     inside = opaque.depth > 0
     if not is_single:
         opaque.step(name, found["attributes"], is_end=bool(found["end"]))
