@@ -10,6 +10,7 @@ ranks translations: the chance that it prefers the better of two, one of the bes
 translations that belong to other sentences are doubted. What a second search makes of those that are.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,15 +27,20 @@ from transduce.text.files import read_lines
 Doubts = Sequence[tuple[str, ...]]
 
 
+def with_model(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Options that name a model of Tatoeba zh-en, or how long one is trained, and the part that it is tried on."""
+    options.add_argument("--model", type=Path, help="a folder")
+    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
+    options.add_argument("--part", choices=("dev", "test"), default="test")
+    return options
+
+
 def main() -> int:
     """Translates, reviews, looks again, reports."""
-    options = parser(__doc__)
-    options.add_argument("--model", type=Path, help="a folder")
+    options = with_model(parser(__doc__))
     options.add_argument("--source", type=Path)
     options.add_argument("--target", type=Path, help="its references")
     options.add_argument("--beam-size", type=int, default=4)
-    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
-    options.add_argument("--part", choices=("dev", "test"), default="test")
     said = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"

@@ -14,11 +14,10 @@ likes.
 import re
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from doubts import train_on
+from doubts import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translation, Translator, load, score
@@ -61,11 +60,8 @@ def changed(source: str, reference: str, glossary: Glossary) -> str:
 
 def main() -> int:
     """Translates three times, and scores each."""
-    options = parser(__doc__)
-    options.add_argument("--model", type=Path, help="a folder")
+    options = with_model(parser(__doc__))
     options.add_argument("--beam-size", type=int, default=4)
-    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
-    options.add_argument("--part", choices=("dev", "test"), default="test")
     options.add_argument("--threads", type=int)
     said = options.parse_args()
     print(machine())

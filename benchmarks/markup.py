@@ -14,10 +14,9 @@ import html
 import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from doubts import train_on
+from doubts import train_on, with_model
 from glossary import CHANGED
 from report import Row, data_folder, machine, parser, report
 
@@ -51,10 +50,7 @@ class Case(NamedTuple):
 
 def main() -> int:
     """Translates plainly, in parts, and as a document."""
-    options = parser(__doc__)
-    options.add_argument("--model", type=Path, help="a folder")
-    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
-    options.add_argument("--part", choices=("dev", "test"), default="test")
+    options = with_model(parser(__doc__))
     options.add_argument("--threads", type=int)
     said = options.parse_args()
     print(machine())
