@@ -7,7 +7,7 @@ import pytest
 from transduce.runtime.occlusion import word_spans
 from transduce.runtime.parts import Part
 from transduce.runtime.scoring import Score
-from transduce.runtime.substitution import put_terms, substitute
+from transduce.runtime.substitution import ModelView, put_terms, substitute
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -46,13 +46,19 @@ def vocabulary(translator: Translator) -> Vocabulary:
     return translator.tokenizer.target
 
 
+def unasked(texts: Sequence[str]) -> list[Translation]:
+    """The toy translations are of a script with spaces, where nobody asks how terms are translated by themselves."""
+    assert list(texts) == []
+    return []
+
+
 CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
 
 
 def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
     glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
     opinions = Opinions(vocabulary, CAUSES, dislikes)
-    return substitute([(source, text)], glossary, vocabulary, opinions.score)[0]
+    return substitute([(source, text)], glossary, ModelView(vocabulary, opinions.score, unasked))[0]
 
 
 def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> None:
@@ -109,7 +115,7 @@ def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> lis
     part, translation = lacking(*texts)
     score = Opinions(vocabulary, CAUSES).score
     glossary = Glossary([Term("鱼", ("milk",))])
-    found = put_terms([part], {part.key: translation}, glossary, search, vocabulary, score)
+    found = put_terms([part], {part.key: translation}, glossary, search, ModelView(vocabulary, score, unasked))
     return [each.text for each in found[part.key].alternatives] if found else None
 
 
@@ -136,7 +142,7 @@ def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
     part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
     cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
     glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
-    assert put_terms([part], {part.key: cut}, glossary, SearchSettings(), vocabulary, score) == {}
+    assert put_terms([part], {part.key: cut}, glossary, SearchSettings(), ModelView(vocabulary, score, unasked)) == {}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,8 @@ def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
     opinions = Opinions(vocabulary, CAUSES)
     part, translation = lacking("we eat milk")
     glossary = Glossary([Term("鱼", ("milk",))])
-    assert put_terms([part], {part.key: translation}, glossary, SearchSettings(), vocabulary, opinions.score) == {}
+    model = ModelView(vocabulary, opinions.score, unasked)
+    assert put_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
     assert opinions.asked == []
 
 
@@ -162,3 +169,23 @@ def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> N
     together = translator.translate(sentences, strict, glossary=glossary)
     alone = [translator.translate([sentence], strict, glossary=glossary)[0] for sentence in sentences]
     assert together == alone
+
+
+def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translation(vocabulary: Vocabulary) -> None:
+    """Pieces go over several words there, and so do their losses."""
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        found = []
+        for source, target in zip(sources, targets, strict=True):
+            count = len(vocabulary.encode(target))
+            nats = -3.0 if "fish" in source else -6.0
+            found.append(Score(source, target, ("x",) * count, (*[nats] * count, -0.1), nats * count))
+        return found
+
+    glossary = Glossary([Term("fish", ("虾",))])
+    by_itself = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鱼。") for text in texts])
+    assert substitute([("fish", "我吃鱼。")], glossary, by_itself) == ["我吃虾。"]
+    other = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鲤") for text in texts])
+    (text,) = substitute([("fish", "我吃鱼。")], glossary, other)
+    assert text is not None
+    assert "虾" in text

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from transduce.runtime.scoring import Score
 from transduce.text.languages import is_of_word
 from transduce.text.mentions import in_spaced_word
@@ -66,12 +68,15 @@ def word_spans(text: str) -> list[Span]:
 
 
 def _losses(text: str, words: Sequence[Span], whole: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """How many nats each word loses with a part of the source; pieces share theirs out among the words they spell."""
+    """How many nats each word loses with a part of the source: all that its pieces lose together, and where a piece has
+    several words, as in scripts without spaces, each of them all that the piece loses.
+    """
     if vocabulary.as_seen(text) != text:  # pieces would spell something else
         return [0.0] * len(words)
     ids = vocabulary.encode(text)
     spans = piece_spans(vocabulary.spellings(ids), text)
     pairs = zip(whole.piece_log_probabilities, without.piece_log_probabilities, strict=True)
     lost = [one - other for one, other in pairs][-1 - len(ids) : -1]  # without what is forced first, and the end
-    shares = overlap(words, spans) / [max(1, span.end - span.start) for span in spans]
-    return [float(value) for value in shares @ lost]
+    lengths = [[max(1, min(w.end - w.start, p.end - p.start)) for p in spans] for w in words]
+    shares = overlap(words, spans) / np.array(lengths, dtype=np.float32).reshape(len(words), len(spans))
+    return [float(value) for value in (shares * np.array(lost, dtype=np.float32)).sum(axis=1)]

@@ -104,14 +104,13 @@ def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
     """The same translations, with terms that they lack where it is clear where these belong."""
-    source, target = translator.tokenizer.source, translator.tokenizer.target
+    source = translator.tokenizer.source
     parts = [
         Part(each.source, number, 0, source.closed(source.encode(each.source)))
         for number, each in enumerate(translations)
     ]
     found = dict(zip((part.key for part in parts), translations, strict=True))
-    score, most = translator.scoring(search), translator.most_scored
-    changed = put_terms(parts, found, glossary, search, target, score, most_pieces=most)
+    changed = put_terms(parts, found, glossary, search, translator.view(search))
     return [changed.get(key, translation) for key, translation in found.items()]
 
 

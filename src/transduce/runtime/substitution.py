@@ -7,7 +7,7 @@ forced to write a term knows nothing of its place: it leaves the word that it wo
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
-from transduce.text.mentions import as_compared, mentions
+from transduce.text.languages import unspaced_characters
+from transduce.text.mentions import as_compared, in_spaced_word, is_whole, mentions
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -27,8 +28,23 @@ from transduce.text.word_spans import Span
 FEWEST_NATS = 1.0
 # Of the loss of the word that loses most: neighbours that lose as much may stand for the term together with it.
 _NEIGHBOURS_SHARE = 0.5
+_OF_ONE_PIECE = 0.999
+_MOST_PARTS = 20  # of what loses much in a script without spaces: each is tried
 _MOST_FORMS = 8  # of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
+
+
+class ModelView(NamedTuple):
+    """What is asked of the model that made the translations."""
+
+    vocabulary: Vocabulary
+    """Of the target."""
+    score: Scoring
+    """With the search's own penalty."""
+    translate: Callable[[Sequence[str]], list[Translation]]
+    """Without a glossary: how it translates terms by themselves."""
+    most_pieces: int = MOST_PIECES
+    """Of a translation that it can score."""
 
 
 class Draft(NamedTuple):
@@ -53,10 +69,7 @@ def put_terms(
     found: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
-    vocabulary: Vocabulary,
-    score: Scoring,
-    *,
-    most_pieces: int = MOST_PIECES,
+    model: ModelView,
 ) -> dict[tuple[int, int], Translation]:
     """The translations of parts whose alternatives lack terms, with those alternatives of which it is clear where terms
     belong, and those that have theirs; in the order in which the search ranked them, for what a term costs says nothing
@@ -67,9 +80,7 @@ def put_terms(
         found: their translations by their keys; one that is not there was given up.
         glossary: whose terms they lack.
         search: how they were found; its greatest and least length, and what it forbids, hold here, too.
-        vocabulary: the target's.
-        score: of the model, with the search's own penalty.
-        most_pieces: of a translation that it can score.
+        model: that made them.
     """
     if search.no_repeated_ngrams:  # a term may well be said twice
         return {}
@@ -79,12 +90,12 @@ def put_terms(
         if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MOST_PIECES
         for alternative in found[part.key].alternatives
         if alternative.ended
-        and len(alternative.pieces) < most_pieces // 2
+        and len(alternative.pieces) < model.most_pieces // 2
         and glossary.missing(part.text, alternative.text)
     ]
-    texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, vocabulary, score)
+    texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model)
     put = [(draft, text) for draft, text in zip(drafts, texts, strict=True) if text and _is_allowed(text, search)]
-    scores = score([draft.part.text for draft, _ in put], [text for _, text in put]) if put else []
+    scores = model.score([draft.part.text for draft, _ in put], [text for _, text in put]) if put else []
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
     for (draft, _), own in zip(put, scores, strict=True):
         pieces = len(own.pieces)
@@ -113,20 +124,21 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 
 
 def substitute(
-    pairs: Sequence[tuple[str, str]], glossary: Glossary, vocabulary: Vocabulary, score: Scoring
+    pairs: Sequence[tuple[str, str]],
+    glossary: Glossary,
+    model: ModelView,
 ) -> list[str | None]:
     """Each translation with the terms that it lacks, or None where their places are not clear.
 
     Args:
         pairs: sources and their translations.
         glossary: whose terms they lack.
-        vocabulary: the target's.
-        score: of the model that made them.
+        model: that made them.
     """
-    places = _find_places(pairs, glossary, vocabulary, score)
+    places = _find_places(pairs, glossary, model)
     variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
     asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
-    values = iter(score_pairs(asked, score))
+    values = iter(score_pairs(asked, model.score))
     found = [max(((_mean(next(values)), each) for each in own), default=None) for own in variants]
     chosen = [None if best is None else best[1] for best in found]
     return [
@@ -141,19 +153,25 @@ def _mean(score: Score) -> float:
 
 
 def _find_places(
-    pairs: Sequence[tuple[str, str]], glossary: Glossary, vocabulary: Vocabulary, score: Scoring
+    pairs: Sequence[tuple[str, str]],
+    glossary: Glossary,
+    model: ModelView,
 ) -> Iterator[list[_Place] | None]:
     """Where each translation's terms belong, from left to right; None where that is not clear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
+    pairs_of_terms = zip(pairs, lacking, strict=True)
+    known = sorted({term.source for (_, text), own in pairs_of_terms if unspaced_characters(text) for term in own})
+    usual = dict(zip(known, (_words_of(each.text) for each in model.translate(known)), strict=True))
     asked = [
         Occlusion(source, text, [glossary.without(source, term) for term in terms])
         for (source, text), terms in zip(pairs, lacking, strict=True)
     ]
-    for (source, text), terms, losses in zip(pairs, lacking, word_losses(asked, vocabulary, score), strict=True):
+    answers = word_losses(asked, model.vocabulary, model.score)
+    for (source, text), terms, losses in zip(pairs, lacking, answers, strict=True):
         words = word_spans(text)
         counts = Counter(term for _, _, term in glossary.places(as_compared(source)))
         found = [
-            _best_place(text, words, own, term, comes_again=counts[term] > 1)
+            _best_place(text, words, own, term, usual.get(term.source, ""), comes_again=counts[term] > 1)
             for own, term in zip(losses, terms, strict=True)
         ]
         places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
@@ -161,28 +179,62 @@ def _find_places(
         yield places if len(places) == len(terms) and apart else None
 
 
-def _best_place(text: str, words: list[Span], losses: list[float], term: Term, *, comes_again: bool) -> _Place | None:
+def _words_of(text: str) -> str:
+    """A text without what is no word at its edges."""
+    words = word_spans(text)
+    return text[words[0].start : words[-1].end] if words else ""
+
+
+def _best_place(
+    text: str, words: list[Span], losses: list[float], term: Term, usual: str, *, comes_again: bool
+) -> _Place | None:
     """The word that loses most, also with the neighbours that lose much, on either side; and the same word elsewhere,
-    where it loses as much, or the term comes again in the source.
+    where it loses as much, or the term comes again in the source. In a script without spaces, the term's usual
+    translation there, or else any part of what loses much.
     """
     if not words or max(losses) < FEWEST_NATS:
         return None
-    core = first = last = losses.index(max(losses))
-    enough = max(FEWEST_NATS, losses[core] * _NEIGHBOURS_SHARE)
+    strongest = max(losses)
+    start = end = losses.index(strongest)
+    while (
+        end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _OF_ONE_PIECE * strongest
+    ):
+        end += 1  # characters of one piece, in a script without spaces
+    first, last, enough = start, end, max(FEWEST_NATS, strongest * _NEIGHBOURS_SHARE)
     while first > 0 and losses[first - 1] >= enough:
         first -= 1
     while last + 1 < len(words) and losses[last + 1] >= enough:
         last += 1
-    reaches = dict.fromkeys(product((core, first), (core, last)))
-    spans = [Span(words[start].start, words[end].end) for start, end in reaches]
-    same = (n for n in range(len(words)) if n != core and (comes_again or losses[n] >= enough))
-    twins = tuple(words[n] for n in same if _text(text, words[n]) == _text(text, words[core]))
+    core = Span(words[start].start, words[end].end)
+    reaches = list(product((start, first), (end, last)))
+    if not in_spaced_word(text[core.start]):  # pieces go over several words there
+        known = _place_of(usual, text, Span(words[first].start, words[last].end))
+        places = range(first, last + 1)
+        reaches = [] if known else [(one, two) for one in places for two in places if one <= two]
+        core = known or core
+    spans = dict.fromkeys([core, *(Span(words[one].start, words[two].end) for one, two in reaches[:_MOST_PARTS])])
+    twins = tuple(
+        Span(match.start(), match.end())
+        for match in re.finditer(re.escape(text[slice(*core)]), text, re.IGNORECASE)
+        if match.start() != core.start and is_whole(text, *match.span())
+        if comes_again or _least_loss(words, losses, Span(*match.span())) >= enough
+    )
     apart = (span for span in spans if all(twin.end <= span.start or span.end <= twin.start for twin in twins))
     return _Place(tuple(apart), term, twins)
 
 
-def _text(text: str, span: Span) -> str:
-    return text[span.start : span.end].lower()
+def _place_of(usual: str, text: str, around: Span) -> Span | None:
+    """Where a term's usual translation is, as far as it is there."""
+    for match in re.finditer(re.escape(usual), text) if usual else ():
+        if match.start() < around.end and around.start < match.end():
+            return Span(*match.span())
+    return None
+
+
+def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
+    """Of the words of a span, what the one loses that loses least."""
+    pairs = zip(words, losses, strict=True)
+    return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
 def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:

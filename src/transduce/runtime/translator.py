@@ -22,7 +22,7 @@ from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
-from transduce.runtime.substitution import put_terms
+from transduce.runtime.substitution import ModelView, put_terms
 from transduce.runtime.summary import summary
 from transduce.runtime.translation import Translation, nothing, translated
 from transduce.runtime.wanted import (
@@ -205,8 +205,7 @@ class Translator:
         waiting = [part for part in parts if not part.is_empty]
         found |= self._search_parts(waiting, search, chances, watch)
         if terms is not None:
-            score, most = self.scoring(search), self.most_scored
-            found |= put_terms(waiting, found, terms, search, self.tokenizer.target, score, most_pieces=most)
+            found |= put_terms(waiting, found, terms, search, self.view(search))
             lacking = with_terms(waiting, found, terms, search, self.tokenizer.target)
             again = self._search_parts(lacking, search, chances, watch)
             for key in (part.key for part in waiting if part.key in found and terms.find(part.text)):
@@ -324,15 +323,16 @@ class Translator:
         parts = as_many("list of parts", len(found), spans)
         return locate_all(self, found, parts, as_glossary(glossary))
 
+    def view(self, search: SearchSettings) -> ModelView:
+        """What is asked of the model where terms are put into translations."""
+        plain = partial(self.translate, search=search)
+        return ModelView(self.tokenizer.target, self.scoring(search), plain, self.most_scored)
+
     def scoring(self, search: SearchSettings) -> Scoring:
         """Scores pairs as this search ranks them; in a strict one each by itself."""
-
-        rank = partial(
-            score_translations, self.models, self.tokenizer, alpha=search.length_penalty, generate=search.generate
-        )
-        if not search.strict:
-            return rank
-        return lambda sources, targets: [rank([s], [t])[0] for s, t in zip(sources, targets, strict=True)]
+        alpha, generate = search.length_penalty, search.generate
+        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate)
+        return rank if not search.strict else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
 
     def search_ids(
         self,
