@@ -58,7 +58,8 @@ CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
 def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
     glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
     opinions = Opinions(vocabulary, CAUSES, dislikes)
-    return substitute([(source, text)], glossary, ModelView(vocabulary, opinions.score, unasked))[0]
+    (changed,) = substitute([(source, text)], glossary, ModelView(vocabulary, opinions.score, unasked))
+    return None if changed is None else changed.target
 
 
 def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> None:
@@ -184,8 +185,10 @@ def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translat
 
     glossary = Glossary([Term("fish", ("虾",))])
     by_itself = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鱼。") for text in texts])
-    assert substitute([("fish", "我吃鱼。")], glossary, by_itself) == ["我吃虾。"]
+    (changed,) = substitute([("fish", "我吃鱼。")], glossary, by_itself)
+    assert changed is not None
+    assert changed.target == "我吃虾。"
     other = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鲤") for text in texts])
-    (text,) = substitute([("fish", "我吃鱼。")], glossary, other)
-    assert text is not None
-    assert "虾" in text
+    (changed,) = substitute([("fish", "我吃鱼。")], glossary, other)
+    assert changed is not None
+    assert "虾" in changed.target

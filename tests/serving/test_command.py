@@ -146,6 +146,17 @@ def test_a_folder_without_a_model_is_told(capsys: pytest.CaptureFixture[str], tm
     assert "A model folder holds a config.json" in refused(capsys, str(tmp_path), "--port", "0")
 
 
+def test_a_glossary_of_no_served_model_is_told(
+    capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("poisson\tfish\n", encoding="utf-8")
+    said = refused(capsys, f"zh:en={trained}", "--port", "0", "--threads", "1", "--glossary", f"fr:en={path}")
+    assert (
+        "A glossary must be a served model's, but none translates fr → en: say the languages of one that does" in said
+    )
+
+
 def test_a_model_without_languages_is_told(translator: Translator) -> None:
     nameless = Translator(translator.model, translator.tokenizer)
     with pytest.raises(TransduceError, match=r"say them before the folder, as in zh:en=models/mine"):

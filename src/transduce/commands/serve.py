@@ -158,7 +158,10 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
         model.use(glossaries.pop(None, None) or glossaries.pop((model.source_language, model.target_language), None))
         models.append(model)
     if glossaries:
-        raise TransduceError(f"A glossary must be a served model's, but none translates {_pairs(glossaries)}.")
+        raise TransduceError(
+            f"A glossary must be a served model's, but none translates {_pairs(glossaries)}: say the languages of one "
+            "that does, as in zh:en=FILE."
+        )
     return models
 
 

@@ -9,7 +9,7 @@ from transduce.runtime.occlusion import Scoring
 from transduce.runtime.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
-from transduce.text.mentions import as_compared, is_whole
+from transduce.text.mentions import as_compared, occurrences
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
@@ -159,12 +159,7 @@ def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span,
         return []
     ties: list[tuple[Span, Span]] = []
     for start, end, term in glossary.places(source):
-        free = (
-            Span(place, place + len(form))
-            for form in term.forms
-            for place in range(len(text))
-            if text.startswith(form, place) and is_whole(text, place, place + len(form))
-        )
+        free = (Span(place, place + len(form)) for form in term.forms for place in occurrences(text, form))
         known = {tie[1] for tie in ties}
         target = next((span for span in sorted(free) if span not in known), None)
         if target is not None:

@@ -37,7 +37,7 @@ class Marked(NamedTuple):
 def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
     """Where each part is in the translation, as it encloses others and is apart from others in the source.
 
-    Where no word depends on a part, the words stand for it that are as far along in the translation. A part without
+    Where no word depends on a part, the word stands for it that is as far along in the translation. A part without
     words is a place between words.
 
     Args:
@@ -174,7 +174,7 @@ class _Placing:
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
-        """As many words as the part has, where they would be if all words stood in the source's order."""
+        """The free word that is nearest to where the part would be if all words stood in the source's order."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         own = sum(span.start <= word.start and word.end <= span.end for word in source)

@@ -93,13 +93,10 @@ def put_terms(
         and len(alternative.pieces) < model.most_pieces // 2
         and glossary.missing(part.text, alternative.text)
     ]
-    texts = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model)
-    put = [(draft, text) for draft, text in zip(drafts, texts, strict=True) if text and _is_allowed(text, search)]
-    scores = model.score([draft.part.text for draft, _ in put], [text for _, text in put]) if put else []
+    changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model)
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
-    for (draft, _), own in zip(put, scores, strict=True):
-        pieces = len(own.pieces)
-        if pieces >= search.min_length and (search.max_length is None or pieces < search.max_length):  # and the end
+    for draft, own in zip(drafts, changed, strict=True):
+        if own is not None and _is_allowed(own, search):
             better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(own).alternatives[0]
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
@@ -111,8 +108,11 @@ def put_terms(
     }
 
 
-def _is_allowed(text: str, search: SearchSettings) -> bool:
-    return not any(mentions(text, forbidden) for forbidden in search.forbidden)
+def _is_allowed(changed: Score, search: SearchSettings) -> bool:
+    """Whether it has as many pieces as it may have, the end symbol counted, and must have, and nothing forbidden."""
+    pieces = len(changed.pieces)
+    fits = pieces >= search.min_length and (search.max_length is None or pieces < search.max_length)
+    return fits and not any(mentions(changed.target, forbidden) for forbidden in search.forbidden)
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
@@ -123,12 +123,8 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
     return msgspec.structs.replace(translation, alternatives=tuple(different.values()))
 
 
-def substitute(
-    pairs: Sequence[tuple[str, str]],
-    glossary: Glossary,
-    model: ModelView,
-) -> list[str | None]:
-    """Each translation with the terms that it lacks, or None where their places are not clear.
+def substitute(pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView) -> list[Score | None]:
+    """Each translation with the terms that it lacks, as the model scores it; None where their places are not clear.
 
     Args:
         pairs: sources and their translations.
@@ -138,24 +134,18 @@ def substitute(
     places = _find_places(pairs, glossary, model)
     variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
     asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
-    values = iter(score_pairs(asked, model.score))
-    found = [max(((_mean(next(values)), each) for each in own), default=None) for own in variants]
-    chosen = [None if best is None else best[1] for best in found]
-    return [
-        None if text is None or glossary.missing(source, text) else text
-        for (source, _), text in zip(pairs, chosen, strict=True)
-    ]
+    scores = iter(score_pairs(asked, model.score))
+    found = [max((next(scores) for _ in own), key=_preference, default=None) for own in variants]
+    return [None if best is None or glossary.missing(best.source, best.target) else best for best in found]
 
 
-def _mean(score: Score) -> float:
-    """The log-probability of a piece: of whole texts, the shorter would be the likelier."""
-    return score.log_probability / len(score.piece_log_probabilities)
+def _preference(score: Score) -> tuple[float, str]:
+    """The log-probability of a piece, as of whole texts the shorter would be the likelier; and what tells equals."""
+    return score.log_probability / len(score.piece_log_probabilities), score.target
 
 
 def _find_places(
-    pairs: Sequence[tuple[str, str]],
-    glossary: Glossary,
-    model: ModelView,
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView
 ) -> Iterator[list[_Place] | None]:
     """Where each translation's terms belong, from left to right; None where that is not clear."""
     lacking = [glossary.missing(*pair) for pair in pairs]

@@ -205,10 +205,11 @@ class Translator:
         waiting = [part for part in parts if not part.is_empty]
         found |= self._search_parts(waiting, search, chances, watch)
         if terms is not None:
-            found |= put_terms(waiting, found, terms, search, self.view(search))
-            lacking = with_terms(waiting, found, terms, search, self.tokenizer.target)
+            concerned = [part for part in waiting if terms.find(part.text)]
+            found |= put_terms(concerned, found, terms, search, self.view(search))
+            lacking = with_terms(concerned, found, terms, search, self.tokenizer.target)
             again = self._search_parts(lacking, search, chances, watch)
-            for key in (part.key for part in waiting if part.key in found and terms.find(part.text)):
+            for key in (part.key for part in concerned if part.key in found):
                 found[key] = with_most_terms(found[key], again.get(key), terms)
         return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
 
@@ -320,8 +321,7 @@ class Translator:
             TransduceError: their numbers differ, or a part is none.
         """
         found = checked_translations(translations)
-        parts = as_many("list of parts", len(found), spans)
-        return locate_all(self, found, parts, as_glossary(glossary))
+        return locate_all(self, found, as_many("list of parts", len(found), spans), as_glossary(glossary))
 
     def view(self, search: SearchSettings) -> ModelView:
         """What is asked of the model where terms are put into translations."""

@@ -72,22 +72,18 @@ class Glossary:
         """The terms that a text has, each once, in the order of their first places: from left to right the longest, and
         none within another. Words of scripts with spaces are whole words.
         """
-        return list({term.source: term for _, _, term in self._places(as_compared(text))}.values())
-
-    def places(self, text: str) -> list[tuple[int, int, Term]]:
-        """Where terms begin and end in a text that `mentions.as_compared` leaves as it is."""
-        return list(self._places(text))
+        return list({term.source: term for _, _, term in self.places(as_compared(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
         """A text from which one of its terms is taken out, wherever it stands."""
         text, rest, before = as_compared(text), "", 0
-        for start, end, found in self._places(text):
+        for start, end, found in self.places(text):
             if found == term:
                 rest, before = rest + text[before:start], end
         return as_compared(rest + text[before:])
 
-    def _places(self, text: str) -> Iterator[tuple[int, int, Term]]:
-        """Where terms begin and end."""
+    def places(self, text: str) -> Iterator[tuple[int, int, Term]]:
+        """Where terms begin and end in a text that `mentions.as_compared` leaves as it is."""
         start = 0
         while start < len(text):
             term, length = self._term_at(text, start)

@@ -25,12 +25,13 @@ def is_whole(text: str, start: int, end: int) -> bool:
 
 def mentions(text: str, wanted: str) -> bool:
     """Whether one text is in another, upper and lower case as written; an empty one never is."""
-    text, wanted = as_compared(text), as_compared(wanted)
-    return any(is_whole(text, start, start + len(wanted)) for start in _places(text, wanted))
+    return any(True for _ in occurrences(as_compared(text), as_compared(wanted)))
 
 
-def _places(text: str, wanted: str) -> Iterator[int]:
+def occurrences(text: str, wanted: str) -> Iterator[int]:
+    """Where one text, as it is, begins in another, of an empty one nowhere."""
     start = text.find(wanted) if wanted else -1
     while start >= 0:
-        yield start
+        if is_whole(text, start, start + len(wanted)):
+            yield start
         start = text.find(wanted, start + 1)
