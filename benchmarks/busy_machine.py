@@ -21,9 +21,10 @@ from transduce.libraries import advise_libraries
 from transduce.model.config import ModelConfig
 from transduce.model.fast import product_maker, start_fast
 from transduce.model.native import crew
-from transduce.model.native.search import NativeBounds, NativeSearch
+from transduce.model.native.search import NativeSearch
 from transduce.model.packed import PackedTransformer
 from transduce.model.quantized import quantize
+from transduce.model.searching import SearchBounds
 from transduce.model.transformer import Transformer
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
@@ -51,7 +52,7 @@ def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> N
     """A whole search."""
     count = len(sources)
     state = start_fast(model, sources)
-    bounds = NativeBounds(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
+    bounds = SearchBounds(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
     NativeSearch(state, bounds).advance(PIECES)  # type: ignore[arg-type]
 
 

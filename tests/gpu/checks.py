@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -33,6 +33,8 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import norms, products, recorded, rows, trial, update
+from transduce.model.gpu import search as gpu_search
+from transduce.model.gpu.search import GpuSearch
 from transduce.model.gpu.state import GpuState, supports
 from transduce.model.gpu.training import GpuTraining
 from transduce.model.gpu.trial import why_not_right
@@ -40,8 +42,11 @@ from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.packing import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.runtime.scorer import TransformerScorer
-from transduce.search.beam import beam_search
-from transduce.search.greedy import greedy_search
+from transduce.runtime.search_program import SearchProgram, find_search_program
+from transduce.search.beam import Beam, BeamSearch, beam_search
+from transduce.search.greedy import Walk, greedy_search, take_best
+from transduce.search.loop import Search, run
+from transduce.search.scorer import Bounds, Hypothesis
 from transduce.tasks.translation import TranslationTask
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import OptimizerName, ResolvedTraining
@@ -470,6 +475,100 @@ def check_searches() -> None:
             assert [each.ids for each in found] == [each.ids for each in expected]
             scores = ([each.score for each in side] for side in (found, expected))
             np.testing.assert_allclose(next(scores), next(scores), rtol=1e-4)
+
+
+def talkative(ending: float, **changes: Any) -> Transformer:
+    """A model that is sure of something, and ends a sentence now and then."""
+    torch.manual_seed(3)
+    model = Transformer(small_config(output_bias=True, **changes)).to(DEVICE).eval()
+    for parameter in model.parameters():
+        parameter.mul_(2.5) if parameter.dim() > 1 else parameter.add_(torch.randn(parameter.shape).to(DEVICE) * 0.1)
+    assert model.output_bias is not None
+    model.output_bias[1] += ending
+    return model
+
+
+def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> SearchProgram:
+    """A search that is one recorded step, at its beginning."""
+    scorer = TransformerScorer(model, source)
+    scorer.state, scorer._logits = GpuState(model, source), None
+    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    found = find_search_program(scorer, bounds, beam)
+    assert found is not None
+    return found
+
+
+def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
+    """The same, step by step."""
+    scorer = TransformerScorer(model, source)
+    scorer.state, scorer._logits = model.start(source), None
+    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    if beam.beam_size == 1:
+        return Walk(scorer, bounds, take_best, alpha=beam.alpha)
+    return BeamSearch(scorer, bounds, beam)
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert [(each.ids, each.ended) for each in one] == [(each.ids, each.ended) for each in other]
+        for mine, theirs in zip(one, other, strict=True):
+            np.testing.assert_allclose(
+                mine.piece_log_probabilities, theirs.piece_log_probabilities, rtol=1e-3, atol=1e-4
+            )
+
+
+SENTENCES = [[5, 6, 7, 1, 0], [8, 9, 1, 0, 0], [3, 4, 5, 6, 1], [3, 1, 0, 0, 0], [9, 9, 9, 1, 0]]
+
+
+@torch.inference_mode()
+def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
+    source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
+    large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of pieces
+    cases = [
+        (4.0, {}, [Beam(beam_size=1), Beam(beam_size=3, n_best=2), Beam(beam_size=4, n_best=4, alpha=1.0)]),
+        (7.0, {}, [Beam(beam_size=1), Beam(beam_size=2, alpha=0.0)]),
+        (6.0, {"positions": "learned", "max_positions": 9, **large}, [Beam(beam_size=1), Beam(beam_size=2)]),
+    ]
+    ended = 0
+    for ending, changes, beams in cases:
+        model = talkative(ending, **changes)
+        for beam in beams:
+            found = run(batch_search(model, source, longest, beam))
+            assert_same(found, run(usual_search(model, source, longest, beam)))
+            ended += sum(each.ended for hypotheses in found for each in hypotheses)
+    assert ended >= 10
+
+
+@torch.inference_mode()
+def check_sentences_of_a_search_move_into_other_rooms() -> None:
+    model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
+    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # which grow, after four pieces
+        for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
+            longest = [1 + n % 3 for n in range(33)]
+            longest[7] = longest[20] = 11
+            with mock.patch.object(gpu_search, "_FEW_ROWS", few):
+                search = batch_search(model, source, longest, beam)
+                found = run(search)
+            assert_same(found, run(usual_search(model, source, longest, beam)))
+            size = cast("GpuSearch", search.search)._step.size
+            assert size.sentences < 33
+            assert size.room > 4 * beam.beam_size
+
+
+@torch.inference_mode()
+def check_a_search_that_is_watched_gives_sentences_up() -> None:
+    model, source, longest = talkative(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
+    for beam in (Beam(beam_size=1), Beam(beam_size=3, n_best=2)):
+        searches = batch_search(model, source, longest, beam), usual_search(model, source, longest, beam)
+        for step in range(4):
+            for search in searches:
+                search.advance(1)
+            assert searches[0].rows.tolist() == searches[1].rows.tolist()
+            torch.testing.assert_close(searches[0].hypotheses().to(DEVICE), searches[1].hypotheses())
+            if step == 1:
+                for search in searches:
+                    search.give_up([search.rows.tolist()[0], 1000])
+        assert_same(*(run(search) for search in searches))
 
 
 def main() -> None:

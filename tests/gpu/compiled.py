@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transduce.model.gpu.programs import attention, cached_attention, norms, rows, update
+from transduce.model.gpu.programs import attention, cached_attention, embedding, norms, rows, search, update
 
 BF16, FP32, WHOLE = "*bf16", "*fp32", ["i32"]
 BYTES = {BF16: 2, FP32: 4}
@@ -45,8 +45,9 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
     for kind, width in ((BF16, 64), (FP32, 128)):
         block = 8192 // (width * BYTES[kind])
         sizes = {"ROWS": 16, "BLOCK": block, "WIDTH": width}
-        types = [kind, kind, "*i1", kind, "*i64", *WHOLE * 6, "fp32"]
-        constants = {"COUNTED": True, "APPENDS": True, "MASKED": True, **sizes}
+        types = [kind, kind, "*i1", "*i32", "*i32", kind, "*i64", *WHOLE * 7, "fp32"]
+        flags = {"READ": True, "COUNTED": True, "LISTED": kind == BF16, "APPENDS": True, "MASKED": kind == FP32}
+        constants = {**flags, **sizes}
         yield f"attend_cached {kind}", shared_bytes(cached_attention.attend_cached, types, constants, 1), 99 << 10
     kind, row = BF16, {"ROWS": 1, "BLOCK": 1024}
     others: dict[Any, tuple[list[str], dict[str, Any]]] = {
@@ -64,6 +65,20 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         update.follow: ([*[FP32] * 3, BF16, FP32, *WHOLE, "fp32", "fp32"], {"HAS_MOVE": True, **FLAGS}),
         update.take_momentum: ([FP32, FP32, BF16, *WHOLE, "fp32", "fp32"], {"BLOCK": 1024}),
     }
+    places, numbers = ["*i64"] * 2, "*i32"
+    for count, width in ((1, 1), (8, 4)):
+        sizes = {"COUNT": count, "LANES": count, "CHUNKS": 256, "ROOM": 512, "BLOCK": 16384}
+        types = [FP32, FP32, numbers, FP32, numbers, FP32, FP32, *places, *WHOLE * 4]
+        yield f"find_best {count}", shared_bytes(search.find_best, types, {"BIASED": width > 1, **sizes}, 8), 48 << 10
+    types = [FP32, numbers, FP32, numbers, numbers, FP32, "*fp64", FP32, "*fp64", "*i64", numbers, numbers, "*fp64"]
+    sizes = {"WIDTH": 3, "COUNT": 6, "FOUND": 2, "WIDE": 4, "CANDIDATES": 32, "FINISHED": 8, "BLOCK": 128}
+    types += [*[numbers] * 4, *places, *WHOLE * 3]
+    yield "extend_beam", shared_bytes(search.extend_beam, types, sizes, 1), 48 << 10
+    others[search.extend_walk] = (
+        [FP32, numbers, FP32, numbers, numbers, "*i64", *[numbers] * 5, "*i64", *WHOLE * 2],
+        {"BLOCK": 32},
+    )
+    others[embedding.embed] = (["*i64", BF16, BF16, "*i64", BF16, "fp32", *WHOLE * 2], {"PLACED": True, "BLOCK": 512})
     for program, (types, constants) in others.items():
         yield program.fn.__name__, shared_bytes(program, types, constants), 48 << 10
 

@@ -21,6 +21,7 @@ from transduce.model.fused import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear
+from transduce.model.searching import BatchSearch, SearchBounds
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.model.twin import Twin
@@ -37,6 +38,7 @@ _MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much me
 __all__ = [
     "decoded_model",
     "exact_projection",
+    "find_batch_search",
     "has_kernels",
     "kernels_of_training",
     "make_twin",
@@ -120,6 +122,20 @@ def native_state(state: DecodingState) -> "NativeState | None":
     from transduce.model.native.state import NativeState
 
     return state if isinstance(state, NativeState) else None
+
+
+def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
+    """The search of a state that has done no step, where there is a program for it."""
+    native = native_state(state)
+    if native is not None:
+        from transduce.model.native.search import NativeSearch, supports_search
+
+        return NativeSearch(native, bounds) if supports_search(native.output.outputs, bounds.beam_size) else None
+    if "transduce.model.gpu.state" not in sys.modules:
+        return None
+    from transduce.model.gpu.search import find_search
+
+    return find_search(state, bounds)
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:

@@ -61,12 +61,16 @@ class SinusoidalPositions(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Embeddings (B, T, D) plus positions, 0 … T-1 or as given in `positions`, all before `end` if it is known."""
         first = self.offset
-        needed = first + _end(x, positions, end)
-        table = self.table  # another thread may replace it meanwhile
-        if needed > len(table) or table.dtype != x.dtype or table.device != x.device:
-            rows = max(needed, 2 * len(table), 256)
-            self.table = table = sinusoids(rows, self.d_model, to_end=self.to_end).to(x)
+        table = self.until(first + _end(x, positions, end), x)
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
+
+    def until(self, needed: int, like: Tensor) -> Tensor:
+        """The table, of so many rows at least, where and as `like` is."""
+        table = self.table  # another thread may replace it meanwhile
+        if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
+            rows = max(needed, 2 * len(table), 256)
+            self.table = table = sinusoids(rows, self.d_model, to_end=self.to_end).to(like)
+        return table
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:

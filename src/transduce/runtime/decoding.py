@@ -9,9 +9,9 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.runtime.native_search import find_search_program
 from transduce.runtime.phrases import forbid_texts, word_edges
 from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.search_program import find_search_program
 from transduce.runtime.strict import StrictScorer, check_buckets, strict_scorer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase

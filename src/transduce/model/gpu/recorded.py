@@ -9,20 +9,22 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from transduce.model.gpu.cached_attention import Seen
+from transduce.model.gpu.embedding import embed_step
 from transduce.model.gpu.step import Caches, StepLayer, run_layers
 from transduce.model.layers import DecoderLayer
-from transduce.model.positions import LearnedPositions
 from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 _MOST_SHARE = 0.1  # of the GPU's memory, for rooms that nobody is in
 _MOST_ROOMS = 32
+_LEAST_SOURCE = 8
 
 
 class Size(NamedTuple):
@@ -33,6 +35,8 @@ class Size(NamedTuple):
     source: int
     room: int
     """Cached positions at most, W of them a step."""
+    found: int = 0
+    """Hypotheses that are kept of each sentence when they have ended: `search_step.py`."""
 
 
 class RecordedStep(Caches):
@@ -51,6 +55,7 @@ class RecordedStep(Caches):
         rooms = (size.sentences, size.hypotheses, size.room)
         self.allowed = torch.zeros(rooms, dtype=torch.bool, device=device) if several else None
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.pieces = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
         self._columns = torch.arange(size.hypotheses, device=device)
@@ -59,6 +64,16 @@ class RecordedStep(Caches):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._ran = False
         self._table: Tensor | None = None
+
+    @property
+    def seen_past(self) -> Seen:
+        """Positions that hypotheses descend from."""
+        return Seen(self.allowed)
+
+    @property
+    def seen_memory(self) -> Seen:
+        """Source positions that there are."""
+        return Seen(self.present, self.sources)
 
     @property
     def bytes(self) -> int:
@@ -94,15 +109,41 @@ class RecordedStep(Caches):
         graph.replay()
         self._graph = graph
 
+    def settle(self, memory: Tensor, present: Tensor) -> None:
+        """A batch moves in that has encoded its sentences, (N, S, D), of which these positions exist, (N, 1, S)."""
+        count, length = memory.shape[:2]
+        for layer, room in zip(self.layers, self.memory, strict=True):
+            room[:count, :length] = layer.keys_and_values(memory)
+        self.present.zero_()
+        self.present[:count, :, :length] = present
+        places = torch.arange(1, length + 1, dtype=torch.int32, device=memory.device)
+        self.sources.zero_()[:count] = (present[:, 0] * places).amax(dim=1)  # what comes after is padding
+        self.length.zero_()
+        self.position.zero_()
+
+    def take_over(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
+        """The sentences at these places (N,) come from other rooms, with so many cached positions."""
+        count = len(slots)
+        self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
+        self.memory[:, :count] = old.memory.index_select(1, slots)
+        self.present.zero_()
+        self.present[:count] = old.present.index_select(0, slots)
+        self.sources.zero_()[:count] = old.sources.index_select(0, slots)
+        self.length.copy_(old.length)
+        self.position.copy_(old.position)
+
+    def decode(self, model: Transformer) -> Tensor:
+        """The last layer after each hypothesis' newest piece, (B, W, D)."""
+        embedding = model.target_embedding
+        x = embed_step(embedding, self.pieces, model.target_weight, self.position, self.size.room)
+        # One that grows is made anew; what was recorded goes on reading this one.
+        self._table = getattr(embedding.positions, "table", None)
+        return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
+
     def _compute(self) -> None:
         model = self._model()
         assert model is not None
-        embedding, positions = model.target_embedding, model.target_embedding.positions
-        most = positions.length if isinstance(positions, LearnedPositions) else self.size.room
-        x = embedding(self.pieces, model.target_weight, self.position, end=min(self.size.room, most))
-        # One that grows is made anew; what was recorded goes on reading this one.
-        self._table = getattr(positions, "table", None)
-        self._out = model.finish(run_layers(self.layers, model.decoder_norm, x, self))
+        self._out = self.decode(model)
         if self.allowed is not None:
             columns = self.length + self._columns
             self.allowed.index_copy_(2, columns, self._itself.expand(self.size.sentences, -1, -1))
@@ -137,15 +178,32 @@ def layers_of(model: Transformer) -> list[StepLayer]:
         return rooms.layers
 
 
-def take_step(model: Transformer, layers: Sequence[StepLayer], size: Size) -> RecordedStep:
-    """Rooms of this size: used ones, if any are free."""
+def give_back_after(owner: object, model: Transformer, held: list[RecordedStep]) -> None:
+    """When the owner is gone, nobody is in what it held."""
+
+    known = weakref.ref(model)
+
+    def go() -> None:
+        if (model := known()) is not None:
+            for step in held:
+                give_back(model, step)
+
+    weakref.finalize(owner, go).atexit = False
+
+
+_Step = TypeVar("_Step", bound=RecordedStep)
+
+
+def take_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: Size) -> _Step:
+    """Rooms of this kind and size: used ones, if any are free."""
     with _LOCK:
         free = _ROOMS[model].free if model in _ROOMS else []
         for number, step in enumerate(free):
-            if step.size == size and step.layers is layers:
-                return free.pop(number)
+            if isinstance(step, kind) and step.size == size and step.layers is layers:
+                del free[number]
+                return step
     with torch.inference_mode(mode=False), torch.no_grad():  # for whatever mode comes next
-        return RecordedStep(model, layers, size)
+        return kind(model, layers, size)
 
 
 def give_back(model: Transformer, step: RecordedStep) -> None:
@@ -158,6 +216,17 @@ def give_back(model: Transformer, step: RecordedStep) -> None:
         most = _most_bytes(step.past.device)
         while len(rooms.free) > _MOST_ROOMS or sum(each.bytes for each in rooms.free) > most:
             rooms.free.pop(0)
+
+
+def as_many(count: int) -> int:
+    """Rooms for so many: a power of two, or one and a half times one, so that few sizes are recorded."""
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
+
+
+def as_many_source(positions: int) -> int:
+    """The same of source positions."""
+    return max(_LEAST_SOURCE, as_many(positions))
 
 
 def _most_bytes(device: torch.device) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.feed_forward import FeedForward
-from transduce.model.gpu.cached_attention import attend_cached
+from transduce.model.gpu.cached_attention import Seen, attend_cached
 from transduce.model.gpu.norms import add_and_norm
 from transduce.model.layers import DecoderLayer, Residual
 from transduce.model.norms import LayerNorm, RMSNorm
@@ -43,22 +43,29 @@ class Caches:
     """Keys and values, (layers, B, room, 2 × H × K)."""
     memory: Tensor
     """The same of the memory, (layers, B, S, 2 × H × K)."""
-    present: Tensor
-    """Which source positions there are, bool, (B, 1, S)."""
-    allowed: Tensor | None
-    """Which cached positions each hypothesis descends from, bool, (B, W, room); None: all."""
     length: Tensor
     """Of the past, int64, (1,)."""
+
+    @property
+    def seen_past(self) -> Seen:
+        """What of the past is looked at."""
+        raise NotImplementedError
+
+    @property
+    def seen_memory(self) -> Seen:
+        """What of the memory is looked at."""
+        raise NotImplementedError
 
 
 def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
     """From embedded pieces to the decoder's output, (B, W, D) to (B, W, D)."""
     chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
+    seen_past, seen_memory = caches.seen_past, caches.seen_memory
     for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
         projected = layer.project(chain.next)
-        chain.add(layer.output(attend_cached(projected, past, caches.length, caches.allowed, layer.heads)))
+        chain.add(layer.output(attend_cached(projected, past, caches.length, seen_past, layer.heads)))
         query = F.linear(chain.next, layer.query, layer.query_bias)
-        chain.add(layer.memory_output(attend_cached(query, memory, memory.shape[1], caches.present, layer.heads)))
+        chain.add(layer.memory_output(attend_cached(query, memory, memory.shape[1], seen_memory, layer.heads)))
         chain.add(_feed_forward(layer.feed_forward, chain.next))
     return chain.next
 

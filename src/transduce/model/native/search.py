@@ -5,8 +5,7 @@ far.
 """
 
 import ctypes
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -20,38 +19,9 @@ from transduce.model.native.search_program import SearchPlaces, search_program
 from transduce.model.native.state import NativeState
 from transduce.model.native.steps import Scratch
 from transduce.model.native.tile import MOST_LANES
+from transduce.model.searching import FoundHypothesis, SearchBounds
 
 _LEAST_PIECES = 64  # a block of them
-
-
-class NativeBounds(NamedTuple):
-    """How a search begins and ends."""
-
-    start_id: int
-    """What the decoder is given first."""
-    eos_id: int
-    """The end symbol."""
-    never_written: Sequence[int]
-    """Pieces that no hypothesis holds."""
-    longest: Sequence[int]
-    """The greatest number of pieces of each sentence, end symbol included."""
-    beam_size: int
-    """W; 1 is greedy search."""
-    n_best: int
-    """How many hypotheses must be certain before a sentence is done."""
-    penalties: Tensor
-    """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
-
-
-class FoundHypothesis(NamedTuple):
-    """What was found."""
-
-    pieces: Tensor
-    """With the end symbol, where it ended, (t,)."""
-    log_probabilities: Tensor
-    """Of each piece, (t,)."""
-    ended: bool
-    """Whether it ended, or was cut."""
 
 
 def supports_search(vocabulary_size: int, beam_size: int) -> bool:
@@ -62,7 +32,7 @@ def supports_search(vocabulary_size: int, beam_size: int) -> bool:
 class NativeSearch:
     """The best hypotheses of every sentence, and the live ones of those that are still decoded."""
 
-    def __init__(self, state: NativeState, bounds: NativeBounds) -> None:
+    def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
         """Begins with the start symbol; the state has encoded its sentences and done no step."""
         self.state = state
         self.bounds = bounds

@@ -1,24 +1,23 @@
-"""Greedy search and beam search in one program of machine code, where nothing sways the choice of the pieces.
+"""Greedy search and beam search in one program, of machine code or on a GPU, where nothing sways the choice of pieces.
 
 Legend: B sentences still in the batch, W hypotheses of each, t pieces so far.
 """
 
 from collections.abc import Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from transduce.model.fast import native_state
+from transduce.model.fast import find_batch_search
+from transduce.model.searching import BatchSearch, SearchBounds
 from transduce.runtime.scorer import TransformerScorer
 from transduce.search.beam import Beam
 from transduce.search.greedy import make_hypothesis
 from transduce.search.penalty import length_penalty
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
-
-if TYPE_CHECKING:
-    from transduce.model.native.search import NativeSearch
 
 _MOST_ROOM = 1 << 22  # pieces of all hypotheses: the program has room for the greatest length from the beginning
 
@@ -26,7 +25,7 @@ _MOST_ROOM = 1 << 22  # pieces of all hypotheses: the program has room for the g
 class SearchProgram:
     """The same hypotheses as those of `BeamSearch`, or of one hypothesis, of `Walk`. Implements `loop.Search`."""
 
-    def __init__(self, search: "NativeSearch", bounds: Bounds, beam: Beam) -> None:
+    def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Of a search at its first step."""
         self.search = search
         self.beam = beam
@@ -53,7 +52,7 @@ class SearchProgram:
         last = live[:, 0].clone()
         for row, place in enumerate(self.search.active.tolist()):
             for found in self.search.found(place, 1):
-                last[row].fill_(self.eos_id)[: len(found.pieces)] = found.pieces
+                last[row].fill_(self.eos_id)[: len(found.pieces)] = torch.as_tensor(found.pieces)
         return torch.cat([live, last[:, None]], dim=1)
 
     def give_up(self, places: Collection[int]) -> None:
@@ -78,7 +77,9 @@ class SearchProgram:
         found = self.search.found(place, self.beam.n_best)
         return [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in found]
 
-    def _hypothesis(self, pieces: Tensor, log_probabilities: Tensor, *, ended: bool) -> Hypothesis:
+    def _hypothesis(
+        self, pieces: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
+    ) -> Hypothesis:
         history = pieces.tolist(), log_probabilities.tolist()
         return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
 
@@ -93,27 +94,20 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
     """
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
-    state = native_state(scorer.state)
-    if state is None:
-        return None
-    from transduce.model.native.search import NativeBounds, NativeSearch, supports_search
-
-    if not supports_search(state.output.outputs, beam.beam_size):
-        return None
     longest: list[int] = bounds.longest.tolist()
     if max(longest) * len(longest) * beam.beam_size > _MOST_ROOM:
         return None
-    penalties = _penalties(beam.alpha, 1 + (max(longest) + 2) // 64)
-    limits = NativeBounds(
+    limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
         never_written=scorer.never_written,
         longest=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=penalties,
+        penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
     )
-    return SearchProgram(NativeSearch(state, limits), bounds, beam)
+    search = find_batch_search(scorer.state, limits)
+    return None if search is None else SearchProgram(search, bounds, beam)
 
 
 @lru_cache(maxsize=64)

@@ -18,8 +18,8 @@ from transduce.model.packed import PackedTransformer
 from transduce.model.quantized import quantize
 from transduce.model.transformer import Transformer
 from transduce.runtime.kernels import install_kernels
-from transduce.runtime.native_search import SearchProgram, find_search_program
 from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.search_program import SearchProgram, find_search_program
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Walk, take_best
 from transduce.search.loop import Search, run

@@ -1,0 +1,19 @@
+"""The vectors of the newest pieces."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def embed(
+    pieces, weight, table, position, out, scale, offset, width,
+    PLACED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row of the matrix, times `scale`, and with PLACED the position's row, rounded as the model's own are."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = lanes < width
+    x = tl.load(weight + tl.load(pieces + row) * width + lanes, mask=inside, other=0.0).to(tl.float32) * scale
+    if PLACED:
+        place = table + (tl.load(position) + offset) * width + lanes
+        x = x.to(out.dtype.element_ty).to(tl.float32) + tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + lanes, x.to(out.dtype.element_ty), mask=inside)
