@@ -32,6 +32,7 @@ from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
+from transduce.model.gpu import layers as gpu_layers
 from transduce.model.gpu import norms, products, recorded, rows, trial, update
 from transduce.model.gpu import search as gpu_search
 from transduce.model.gpu.search import GpuSearch
@@ -39,6 +40,7 @@ from transduce.model.gpu.state import GpuState, supports
 from transduce.model.gpu.training import GpuTraining
 from transduce.model.gpu.trial import why_not_right
 from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.layers import EncoderLayer
 from transduce.model.packing import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.runtime.scorer import TransformerScorer
@@ -360,6 +362,49 @@ def check_training() -> None:
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
         for name, weight in expected[1].items():
             torch.testing.assert_close(found[1][name], weight, rtol=1e-3, atol=1e-3)
+
+
+def check_whole_layers_are_what_their_bricks_are() -> None:
+    variants: list[dict[str, Any]] = [
+        {"dropout": 0.25, "num_decoder_layers": 2},
+        {"dropout": 0.25, "norm_order": "post"},
+        {"norm": "rms", "bias": False, "share_layers": True, "num_decoder_layers": 2, "num_encoder_layers": 2},
+    ]
+    for changes in variants:
+        config = small_config(**changes)
+        layers: list[Tensor] = []
+
+        def run_layer(*arguments: Any, seen: list[Tensor] = layers) -> Tensor | None:
+            found = gpu_layers.run_layer(*arguments)
+            seen.extend([] if found is None else [found])
+            return found
+
+        with mock.patch.object(GpuTraining.packed, "run_layer", run_layer):
+            found = losses(KERNELS, config, "adam")
+        assert len(layers) == 3 * (config.num_encoder_layers + config.num_decoder_layers)  # of each step
+        with mock.patch.object(GpuTraining.packed, "run_layer", return_value=None):
+            expected = losses(KERNELS, config, "adam")
+        if DEVICE == "cpu":  # where sums are made in one order
+            assert found[0] == expected[0]
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for name, weight in expected[1].items():
+            torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-4)
+
+
+def check_layers_of_other_bricks_are_left_to_them() -> None:
+    x, mask = randn(1, 4, 32), PackedMask(packing([4]), packing([4]))
+    for changes in ({"activation": "gelu"}, {"activation": "swiglu"}, {"norm_order": "sandwich"}):
+        layer = EncoderLayer(small_config(**changes)).to(DEVICE).train()
+        assert gpu_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
+        for parameter in layer.parameters():
+            add_gradients_to(parameter, torch.zeros_like(parameter))
+        assert gpu_layers.run_layer(layer, x, None, [mask]) is None
+    layer = EncoderLayer(small_config()).to(DEVICE).train()
+    for parameter in layer.parameters():
+        add_gradients_to(parameter, torch.zeros_like(parameter))
+    assert gpu_layers.run_layer(layer, x, None, [mask]) is not None
+    next(layer.parameters()).register_hook(lambda gradient: gradient)  # somebody wants to see it
+    assert gpu_layers.run_layer(layer, x, None, [mask]) is None
 
 
 # --- decoding -----------------------------------------------------------------------------------------------------

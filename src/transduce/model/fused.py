@@ -3,11 +3,11 @@
 They are installed by whoever trains, and used by the bricks for whatever they suit; everything works without them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
 from transduce.model.packing import PackedMask
@@ -98,6 +98,21 @@ class PackedAttention(Protocol):
 
         Returns:
             (1, N, H × K).
+        """
+
+    def run_layer(
+        self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[PackedMask]
+    ) -> Tensor | None:
+        """A whole layer in training, of an encoder or, with a memory, of a decoder; None where that is not offered.
+
+        Args:
+            layer: of any bricks.
+            x: its input, (1, N, D).
+            memory: the encoder's output, (1, M, D).
+            masks: of attention to itself, and to the memory.
+
+        Returns:
+            (1, N, D): what the layer's bricks compute one after another.
         """
 
 
@@ -262,6 +277,13 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
         yield
     finally:
         _Kernels.training = before
+
+
+def run_packed(layer: nn.Module, x: Tensor, memory: Tensor | None, *masks: object) -> Tensor | None:
+    """`PackedAttention.run_layer` by the kernels in use; None where the masks are not a packed batch's, too."""
+    packed = None if _Kernels.training is None else _Kernels.training.packed
+    known = [mask for mask in masks if isinstance(mask, PackedMask)]
+    return packed.run_layer(layer, x, memory, known) if packed is not None and len(known) == len(masks) else None
 
 
 def training_kernels() -> TrainingKernels | None:

@@ -34,10 +34,12 @@ class PackedHeads:
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         """See `fused.PackedAttention`."""
-        return _Attention.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
+        return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Attention(torch.autograd.Function):
+class AttentionNode(torch.autograd.Function):
+    """Of packed sentences; keys and values are projected beside the queries, or of a memory."""
+
     @staticmethod
     def forward(ctx: Any, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         own = projected.contiguous()

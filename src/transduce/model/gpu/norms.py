@@ -17,7 +17,7 @@ _PROGRAMS = 132 * 12  # that together go over all rows, where each adds up somet
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """See `fused.TrainingKernels`."""
-    return _ForkedNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
+    return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -42,7 +42,7 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
     return total, out
 
 
-class _ForkedNorm(torch.autograd.Function):
+class NormNode(torch.autograd.Function):
     """x itself, and its norm: the gradient by x, which a residual connection leads on, is added in the same pass."""
 
     @staticmethod

@@ -26,10 +26,10 @@ from transduce.model.gradient_sums import (
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
     """See `fused.TrainingKernels`."""
     sums = linear_sums(weight, bias, rows, relu=relu)
-    return _Linear.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
+    return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Linear(torch.autograd.Function):
+class LinearNode(torch.autograd.Function):
     """Gradients by weight and bias are added to their sums in float32 if there are any."""
 
     @staticmethod

@@ -18,10 +18,10 @@ _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: at a time, and in
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
     """See `fused.TrainingKernels`."""
-    return _DropAndAdd.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+    return DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _DropAndAdd(torch.autograd.Function):
+class DropNode(torch.autograd.Function):
     """residual + dropout(x). Only the seed is kept: what was dropped is found anew."""
 
     @staticmethod

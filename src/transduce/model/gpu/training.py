@@ -4,11 +4,17 @@ import torch
 from torch import Tensor
 
 from transduce.model.fused import ALONE, Mixture, Projection, Rows, UpdatedVectors
-from transduce.model.gpu import attention, norms, products, rows, update
+from transduce.model.gpu import attention, layers, norms, products, rows, update
 from transduce.model.positions import Rotation
 
 _KINDS = (torch.bfloat16, torch.float32)
 _MOST_COLUMNS = 8192  # of rows that are held at once
+
+
+class _Packed(attention.PackedHeads):
+    """Implements `fused.PackedAttention`."""
+
+    run_layer = staticmethod(layers.run_layer)
 
 
 class GpuTraining:
@@ -21,7 +27,7 @@ class GpuTraining:
         if place.type == "cuda" and place.index is not None:
             torch.cuda.set_device(place)
 
-    packed = attention.PackedHeads()
+    packed = _Packed()
     drop_and_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
     rms_norm = staticmethod(norms.rms_norm)
