@@ -227,17 +227,22 @@ def measure(
 def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds: float) -> dict[str, Measured]:
     """The same with all processes from the beginning on: there is room for their weights, and each gives back the rest.
 
-    A form of Marian that is far behind its best in the first round is not asked again.
+    The first round is for nothing: programs are compiled, and memory is found. A form of Marian that is far behind its
+    best in the second is not asked again.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
     workers = [Worker(contender, work, {}) for contender in found]
     for worker in workers:
         worker.wait()
     running = workers
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for worker in running:
-            answers.setdefault(worker.contender.name, []).append(_turn(worker, seconds, warm=4))
-            _tell(worker.contender, answers[worker.contender.name][-1])
+            answer = _turn(worker, seconds, warm=4)
+            _tell(worker.contender, answer)
+            if number:
+                answers.setdefault(worker.contender.name, []).append(answer)
+        if not number:
+            continue
         rates = {name: _medians(rows).target_rate for name, rows in answers.items()}
         least = max(rate for name, rate in rates.items() if name.startswith("Marian")) / BEHIND
         running = [

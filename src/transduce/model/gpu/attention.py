@@ -49,10 +49,10 @@ class AttentionNode(torch.autograd.Function):
         inner = own.shape[-1] // (3 if memory is None else 1)
         out = own.new_empty(*own.shape[:-1], inner)
         first = inner if memory is None else 0
-        grid, options = _shape(mask, num_heads, inner)
+        grid, sizes, warps = _shape(mask, num_heads, inner)
         programs.attend[grid](
             own, others[..., first:], others[..., first + inner :], out, *_places(mask.queries), *_places(mask.keys),
-            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
+            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, mask.causal, *sizes, num_warps=warps,
         )  # fmt: skip
         return out
 
@@ -67,12 +67,12 @@ class AttentionNode(torch.autograd.Function):
         by_own = torch.empty_like(own)
         by_others = torch.empty_like(others) if has_memory else by_own
         first = 0 if has_memory else inner
-        grid, options = _shape(mask, num_heads, inner)
+        grid, sizes, warps = _shape(mask, num_heads, inner)
         programs.attend_back[grid](
             own, others[..., first:], others[..., first + inner :], by_out,
             by_own, by_others[..., first:], by_others[..., first + inner :],
             *_places(mask.queries), *_places(mask.keys),
-            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
+            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, mask.causal, *sizes, num_warps=warps,
         )  # fmt: skip
         return by_own, by_others if has_memory else None, None, None
 
@@ -81,9 +81,8 @@ def _places(packing: Packing) -> tuple[Tensor, Tensor]:
     return packing.starts, packing.counts
 
 
-def _shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The programs, and how large a sentence is taken to be."""
+def _shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
+    """The programs, how large a sentence is taken to be and a head is, and warps."""
     rows, columns = (max(16, power_of_2(each.longest)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
-    options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
-    return (num_heads, len(mask.queries.starts)), options
+    return (num_heads, len(mask.queries.starts)), (rows, columns, inner // num_heads), warps
