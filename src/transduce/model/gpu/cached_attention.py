@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.model.gpu.programs import cached_attention as programs
 from transduce.model.gpu.sizes import power_of_2
 
-_BLOCK_BYTES = 1 << 13  # of the keys of cached positions that are looked at together
+_BLOCK_BYTES = 1 << 12  # of the keys of cached positions that are looked at together
 
 
 class Seen(NamedTuple):

@@ -17,8 +17,7 @@ from transduce.model.gpu.sizes import ceil_div, power_of_2
 from transduce.model.gpu.step import StepLayer
 from transduce.model.transformer import Transformer
 
-_BLOCK, _CHUNK = 16384, 64  # logits that are read at a time, and of which the best is looked for first
-_LARGE = 4096
+_BLOCK, _CHUNK = 4096, 64  # logits that are read at a time, and of which the best is looked for first
 _COLUMNS = 128  # listed positions that are gone through at a time
 _SENTENCES = 32  # of greedy search, for a program
 
@@ -102,7 +101,7 @@ class SearchStep(RecordedStep):
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
             self._maxima, self.length, self.position, self._vocabulary, self.size.hypotheses, *self._never,
             bias is not None, self.count, power_of_2(self.count), block // _CHUNK, self._maxima.shape[1], block,
-            num_warps=8 if block > _LARGE else 4,
+            num_warps=4,
         )  # fmt: skip
 
 
