@@ -75,6 +75,7 @@ SIZES = {
     "base": Size("base", 6, 512, 2048, 8, 0.1, 25_000, 32_000, paper_steps=100_000),
     "big": Size("big", 6, 1024, 4096, 16, 0.3, 25_000, 32_000, ceiling_bar=0.5, paper_steps=300_000),
 }
+GPU_BATCHES = 16
 BEHIND = 1.4  # times the speed of an engine's best form
 SIZES_OF = {"cpu": ("512", "128"), "cuda": ("base", "big")}
 
@@ -227,7 +228,7 @@ def measure(
 def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds: float) -> dict[str, Measured]:
     """The same with all processes from the beginning on: there is room for their weights, and each gives back the rest.
 
-    The first round is for nothing: programs are compiled, and memory is found. A form of Marian that is far behind its
+    So before each is timed, it sees all batches, for which memory is found again. The first round is for nothing: programs are compiled, and memory is found. A form of Marian that is far behind its
     best in the second is not asked again.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
@@ -237,7 +238,7 @@ def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds:
     running = workers
     for number in range(rounds + 1):
         for worker in running:
-            answer = _turn(worker, seconds, warm=4)
+            answer = _turn(worker, seconds, warm=GPU_BATCHES // 2)
             _tell(worker.contender, answer)
             if number:
                 answers.setdefault(worker.contender.name, []).append(answer)
@@ -394,7 +395,8 @@ def main() -> int:
         sizes = [] if "speed" in said.skip else said.size or SIZES_OF[said.device]
         for isa, name in itertools.product(said.isa, sizes):
             size = SIZES[name]
-            batches = write_batches(folder, 24 if said.quick else 64, size.vocabulary_size, size.batch_tokens)
+            count = GPU_BATCHES if said.device == "cuda" else 24 if said.quick else 64
+            batches = write_batches(folder, count, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
             if said.device == "cuda":
                 # The units for matrix products do not take float32 as it is.

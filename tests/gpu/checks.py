@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -36,7 +35,6 @@ from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_wi
 from transduce.model.gpu import layers as gpu_layers
 from transduce.model.gpu import norms, products, recorded, rows, trial, update
 from transduce.model.gpu import search as gpu_search
-from transduce.model.gpu.launching import Program
 from transduce.model.gpu.search import GpuSearch
 from transduce.model.gpu.state import GpuState, supports
 from transduce.model.gpu.training import GpuTraining
@@ -163,43 +161,6 @@ def check_the_trial_tells_right_from_wrong() -> None:
         assert why_not_right(DEVICE) == "triton's programs compute something else on it"
     with mock.patch.object(trial, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
         assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
-
-
-class Jit:
-    """Stands for what Triton compiles."""
-
-    def __init__(self) -> None:
-        self.params = [SimpleNamespace(is_constexpr=name == "BLOCK") for name in ("x", "count", "factor", "BLOCK")]
-        self.compiled: list[tuple[Any, ...]] = []
-        self.launched: list[tuple[Any, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile_and_run(*arguments: Any, num_warps: int) -> "Jit":
-            self.compiled.append((*arguments, num_warps))
-            return self
-
-        def run(*arguments: Any) -> None:
-            self.launched.append((grid, *arguments))
-
-        return run if len(grid) == 3 else compile_and_run
-
-
-def check_programs_are_looked_for_once() -> None:
-    jit = Jit()
-    program, x, other = Program(jit), torch.zeros(64), torch.ones(64)
-    for count in (32, 48, 1600):  # multiples of 16, which Triton takes to be one kind
-        program[7, 2](x, count, 0.5, 64)
-    program[7, 2](other, 64, 1.0, 64)
-    assert len(jit.compiled) == 1
-    numbers = [(grid, *rest) for grid, _, *rest in jit.launched]
-    assert numbers == [((7, 2, 1), 48, 0.5, 64), ((7, 2, 1), 1600, 0.5, 64), ((7, 2, 1), 64, 1.0, 64)]
-    assert [each[1] is x for each in jit.launched] == [True, True, False]
-    others = [(x, count, 0.5, 64) for count in (33, 1, 2**35)]
-    others += [(x[1:], 32, 0.5, 64), (x.double(), 32, 0.5, 64), (x, 32, 0.5, 128)]
-    for arguments in others:
-        program[7, 2](*arguments)
-    program[7, 2](x, 32, 0.5, 64, num_warps=8)
-    assert len(jit.compiled) == 8
 
 
 # --- products -----------------------------------------------------------------------------------------------------

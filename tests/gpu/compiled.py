@@ -22,12 +22,11 @@ FLAGS = {"HAS_AVERAGE": True, "HAS_WORKING": True, "BLOCK": 1024}
 
 def shared_bytes(program: Any, types: list[str], constants: dict[str, Any], warps: int = 4) -> int:
     """What a program's threads share, once it is compiled for compute capability 9.0."""
-    function = program.function
-    names = function.arg_names
+    names = program.arg_names
     kinds = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
     assert [name for name, kind in kinds.items() if kind == "constexpr"] == list(constants)
     aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if kinds[name].startswith("*")}
-    source = ASTSource(function, kinds, constants, aligned)
+    source = ASTSource(program, kinds, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     found: int = compiled.metadata.shared
     return found
@@ -81,7 +80,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
     )
     others[embedding.embed] = (["*i64", BF16, BF16, "*i64", BF16, "fp32", *WHOLE * 2], {"PLACED": True, "BLOCK": 512})
     for program, (types, constants) in others.items():
-        yield program.function.fn.__name__, shared_bytes(program, types, constants), 48 << 10
+        yield program.fn.__name__, shared_bytes(program, types, constants), 48 << 10
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Legend: N rows of queries, M rows of keys, Q queries and L keys of a sentence, K
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
-
 
 @triton.jit
 def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
@@ -40,7 +38,6 @@ def _store(start, rows, lanes, count, stride, values):
     )
 
 
-@Program
 @triton.jit
 def attend(
     query, key, value, out, query_starts, query_counts, key_starts, key_counts, query_stride, key_stride, out_stride,
@@ -59,7 +56,6 @@ def attend(
     _store(out + first_query * out_stride + head * WIDTH, rows, lanes, num_queries, out_stride, found)
 
 
-@Program
 @triton.jit
 def attend_back(
     query, key, value, by_out, by_query, by_key, by_value, query_starts, query_counts, key_starts, key_counts,

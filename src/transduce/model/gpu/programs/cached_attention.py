@@ -6,8 +6,6 @@ Legend: Q rows of queries, L keys, K width of a head.
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
-
 _HIDDEN = tl.constexpr(-1e30)  # finite, so that a row that may look at nothing stays so
 
 
@@ -40,7 +38,6 @@ def _may_see(scores, entries, rows):
     return tl.where(((entries[None, :] >> rows[:, None]) & 1) != 0, scores, _HIDDEN)
 
 
-@Program
 @triton.jit(do_not_specialize=["length", "width", "mask_stride", "mask_row_stride"])
 def attend_cached(
     query, cache, allowed, listed, counts, out, length, width, inner,

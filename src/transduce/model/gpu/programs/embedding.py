@@ -3,10 +3,7 @@
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
 
-
-@Program
 @triton.jit
 def embed(
     pieces, weight, table, position, out, scale, offset, width,

@@ -3,10 +3,7 @@
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
 
-
-@Program
 @triton.jit
 def norm(
     x, weight, bias, out, means, roots, count, width, epsilon,
@@ -30,7 +27,6 @@ def norm(
     tl.store(out + places, y.to(out.dtype.element_ty), mask=exist)
 
 
-@Program
 @triton.jit
 def norm_back(
     x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
@@ -67,7 +63,6 @@ def norm_back(
         tl.atomic_add(by_bias + lanes, tl.sum(bias_sum, axis=0), mask=inside)
 
 
-@Program
 @triton.jit
 def add_and_norm(
     x, y, weight, bias, total, out, count, width, epsilon,

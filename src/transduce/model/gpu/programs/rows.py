@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
-
 
 @triton.jit
 def _hash(x, seed):
@@ -18,7 +16,6 @@ def _hash(x, seed):
     return x ^ (x >> 16)
 
 
-@Program
 @triton.jit(do_not_specialize=["seed"])
 def drop(residual, x, out, seed, count, drop_of_256, scale, HAS_RESIDUAL: tl.constexpr, EIGHTS: tl.constexpr):
     """An element is dropped by a byte of its own; eight that stand together share two hashes."""
@@ -36,7 +33,6 @@ def drop(residual, x, out, seed, count, drop_of_256, scale, HAS_RESIDUAL: tl.con
     tl.store(out + places, values.to(out.dtype.element_ty), mask=exist)
 
 
-@Program
 @triton.jit
 def sum_rows(
     x, kept, out, total, count, width, rows_each,
@@ -59,7 +55,6 @@ def sum_rows(
     tl.atomic_add(total + lanes, tl.sum(sums, axis=0), mask=lanes < width)
 
 
-@Program
 @triton.jit
 def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
     row, lanes = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -69,7 +64,6 @@ def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
     tl.atomic_add(total + place * width + lanes, values, mask=lanes < width)
 
 
-@Program
 @triton.jit
 def softmax_(logits, normalizers, width, BLOCK: tl.constexpr):
     row = tl.program_id(0)

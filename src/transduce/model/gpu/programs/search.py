@@ -7,8 +7,6 @@ for.
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
-
 
 @triton.jit
 def _read(logits, bias, places, exist, never, never_too, BIASED: tl.constexpr):
@@ -19,7 +17,6 @@ def _read(logits, bias, places, exist, never, never_too, BIASED: tl.constexpr):
     return tl.where((places == never) | (places == never_too), float("-inf"), x)
 
 
-@Program
 @triton.jit
 def find_best(
     logits, bias, done, values, pieces, normalizers, maxima, length, position, vocabulary, width, never, never_too,
@@ -75,7 +72,6 @@ def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.conste
     return chosen
 
 
-@Program
 @triton.jit
 def extend_walk(
     values, best, normalizers, done, limits, pieces, history, records, counts, sources, remaining, position, sentences,
@@ -102,7 +98,6 @@ def extend_walk(
     tl.atomic_add(remaining, -tl.sum(leaves.to(tl.int32), axis=0))
 
 
-@Program
 @triton.jit
 def extend_beam(
     values, best, normalizers, done, limits, reaches, penalties, scores, sums, pieces, history, records, finished,

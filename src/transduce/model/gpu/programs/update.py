@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from transduce.model.gpu.launching import Program
-
 
 @triton.jit
 def _keep(
@@ -21,7 +19,6 @@ def _keep(
         tl.store(working + places, values.to(working.dtype.element_ty), mask=exist)
 
 
-@Program
 @triton.jit
 def adam(
     master, gradient, average, working, mean, square, count,
@@ -41,7 +38,6 @@ def adam(
     _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
-@Program
 @triton.jit
 def follow(
     master, gradient, average, working, move, count, rate, kept,
@@ -55,7 +51,6 @@ def follow(
     _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
-@Program
 @triton.jit
 def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
