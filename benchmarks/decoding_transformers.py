@@ -8,6 +8,7 @@ from transformers import AutoModelForSeq2SeqLM
 def main() -> None:
     """Decodes."""
     plan, sentences = read_plan()
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it plans anew for every shape: its sdpa is far slower
     torch.set_num_threads(plan.threads)
     bare = resident_bytes()
     precision, attention = plan.form.split()

@@ -15,6 +15,7 @@ from transformers import MarianConfig, MarianMTModel
 def main() -> None:
     """Trains."""
     work, pairs = read_plan()
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it plans anew for every shape: its sdpa is far slower
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
     config = MarianConfig(

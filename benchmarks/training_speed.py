@@ -228,8 +228,8 @@ def measure(
 def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds: float) -> dict[str, Measured]:
     """The same with all processes from the beginning on: there is room for their weights, and each gives back the rest.
 
-    So before each is timed, it sees all batches, for which memory is found again. The first round is for nothing: programs are compiled, and memory is found. A form of Marian that is far behind its
-    best in the second is not asked again.
+    So before each is timed, it sees all batches, for which memory is found again. The first round is for nothing, as
+    programs are compiled in it; a form of Marian that is far behind its best in the second is not asked again.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
     workers = [Worker(contender, work, {}) for contender in found]
