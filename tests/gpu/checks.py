@@ -7,6 +7,7 @@ Run by test_kernels.py in a process of its own, for Triton is interpreted, or is
 import gc
 import itertools
 import json
+import math
 import os
 import sys
 import traceback
@@ -582,6 +583,17 @@ def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
             assert_same(found, run(usual_search(model, source, longest, beam)))
             ended += sum(each.ended for hypotheses in found for each in hypotheses)
     assert ended >= 10
+
+
+@torch.inference_mode()
+def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
+    model, source = talkative(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
+    assert model.output_bias is not None
+    model.output_bias.fill_(math.nan)
+    for (found,) in run(batch_search(model, source, [3, 2], Beam(beam_size=1))):
+        assert all(0 <= piece < 50 for piece in found.ids)
+    assert run(batch_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
+    assert run(usual_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
 
 
 @torch.inference_mode()

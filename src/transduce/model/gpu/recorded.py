@@ -178,7 +178,7 @@ def layers_of(model: Transformer) -> list[StepLayer]:
         return rooms.layers
 
 
-def give_back_after(owner: object, model: Transformer, held: list[RecordedStep]) -> None:
+def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
     """When the owner is gone, nobody is in what it held."""
 
     known = weakref.ref(model)

@@ -52,7 +52,7 @@ class GpuSearch:
         self._slots = list(self._places)  # their rooms
         self._left: dict[int, tuple[_Account, int]] = {}  # by place, of those that have left: what their room held
         self._held: list[SearchStep] = []
-        give_back_after(self, state.model, self._held)  # type: ignore[arg-type]
+        give_back_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
         self._step = self._find_rooms(first_room(bounds.beam_size))
         self._step.settle(*state.encoded)

@@ -10,11 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def _read(logits, bias, places, exist, never, never_too, BIASED: tl.constexpr):
-    """Logits as numbers to compare; minus infinity for pieces that are never written."""
+    """Logits as numbers to compare; minus infinity for pieces that are never written, and for what is no number."""
     x = tl.load(logits + places, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
         x += tl.load(bias + places, mask=exist, other=0.0).to(tl.float32)
-    return tl.where((places == never) | (places == never_too), float("-inf"), x)
+    return tl.where((places == never) | (places == never_too) | (x != x), float("-inf"), x)  # noqa: PLR0124
 
 
 @triton.jit
@@ -54,7 +54,8 @@ def find_best(
     for number in tl.static_range(COUNT):
         hit = numbers == tl.argmax(x, axis=0)
         tl.store(values + row * COUNT + number, tl.max(x, axis=0))
-        tl.store(pieces + row * COUNT + number, tl.sum(tl.where(hit, places, 0), axis=0))
+        piece = tl.sum(tl.where(hit, places, 0), axis=0)
+        tl.store(pieces + row * COUNT + number, tl.minimum(piece, vocabulary - 1))  # where none is finite, one that is
         x = tl.where(hit, float("-inf"), x)
 
 
@@ -161,8 +162,8 @@ def _choose(
     owners = numbers // COUNT
     exist = numbers < WIDTH * COUNT
     piece = tl.load(best + numbers, mask=exist, other=0)
-    value = tl.load(values + numbers, mask=exist, other=float("-inf"))
-    value -= tl.load(normalizers + owners, mask=exist, other=0.0)
+    logit = tl.load(values + numbers, mask=exist, other=float("-inf"))
+    value = tl.where(logit > float("-inf"), logit - tl.load(normalizers + owners, mask=exist, other=0.0), logit)
     left = tl.load(scores + owners, mask=exist, other=float("-inf")) + value
     known = tl.load(sums + owners, mask=exist, other=0.0) + value.to(tl.float64)
     lanes = tl.arange(0, WIDE)
