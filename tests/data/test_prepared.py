@@ -183,6 +183,15 @@ def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer,
     assert prepare(files, tokenizer, FilterSettings(drop_identical=False), tmp_path / "corpus").pairs == 2
 
 
+def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name, compress in (("old.de", bytes), ("old.de.gz", gzip.compress)):
+        path = tmp_path / name
+        path.write_bytes(compress(b"\r".join([b"der hund"] * 300)))
+        files = CorpusFiles(source=(str(path),), target=(str(path),))
+        with pytest.raises(TransduceError, match=r"old\.de.* ends its lines with carriage returns alone"):
+            prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
+
+
 def test_other_folders_are_not_overwritten(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"holds something else than a prepared corpus: name an empty"):
         prepare(files, tokenizer, FilterSettings(), tmp_path)

@@ -20,6 +20,8 @@ from transduce.data.parts import Part, TakenBlock
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, Tokenizer
+from transduce.text.corpus import CorpusFiles
+from transduce.text.files import ends_by_carriage_returns
 from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
 
 # Duplicates are looked for among the pairs whose digests have the same lowest bits, to need little memory.
@@ -119,7 +121,7 @@ class _Merging:
             self._hold_out()
         self._report.kept = int(self._stays.sum())
         if not self._report.kept:
-            raise TransduceError(_nothing_left(self._report, self._request.files.source[0]))
+            raise TransduceError(_nothing_left(self._report, self._request.files))
         self._write_held_out(folder)
         sides = {"source": tokenizer.source, "target": tokenizer.target}
         source_writer, target_writer = (
@@ -242,7 +244,11 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
     return report
 
 
-def _nothing_left(report: FilterReport, path: str) -> str:
+def _nothing_left(report: FilterReport, files: CorpusFiles) -> str:
+    for path in (*files.source, *files.target):
+        if ends_by_carriage_returns(path):
+            return f"{path} ends its lines with carriage returns alone, so it is one line: end them with line feeds."
+    path = files.source[0]
     counts = ", ".join(
         f"{count} for {reason} (first {report.examples.get(reason, path)})"
         for reason, count in report.dropped.items()

@@ -29,6 +29,7 @@ _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # So many lines that are no UTF-8, and such a share of all lines so far, are no accident.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
+_BEGINNING = 1 << 16
 
 
 @dataclass
@@ -208,6 +209,13 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
         raise TransduceError(f"{path} is not gzip although its name ends in .gz: compress or rename it.")
     # The buffer around it makes reading by lines several times faster.
     return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=plain), 1 << 16)) if compressed else plain
+
+
+def ends_by_carriage_returns(path: str | Path) -> bool:
+    """Whether a file's lines end with carriage returns alone, so that all of it is one line."""
+    with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
+        beginning = stream.read(_BEGINNING)
+    return beginning.count(b"\r") > 1 and b"\n" not in beginning
 
 
 def _undecodable(raw: bytes, name: str, number: int, offset: int) -> TransduceError:
