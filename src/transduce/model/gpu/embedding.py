@@ -8,7 +8,7 @@ from torch import Tensor
 from transduce.model.embedding import Embedding
 from transduce.model.gpu.programs import embedding as programs
 from transduce.model.gpu.sizes import power_of_2
-from transduce.model.positions import LearnedPositions, SinusoidalPositions
+from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
 
 
 def embed_step(embedding: Embedding, pieces: Tensor, weight: Tensor, position: Tensor, room: int) -> Tensor:
@@ -25,12 +25,14 @@ def embed_step(embedding: Embedding, pieces: Tensor, weight: Tensor, position: T
         (B, W, D).
     """
     positions = embedding.positions
-    table, placed, offset = weight, False, 0
+    table, offset = weight, 0
     if isinstance(positions, SinusoidalPositions):
-        table, placed, offset = positions.until(positions.offset + room, weight), True, positions.offset
+        table, offset = positions.until(positions.offset + room, weight), positions.offset
     elif isinstance(positions, LearnedPositions):
-        table, placed, offset = positions.weight, True, positions.offset
-    if embedding.norm is not None or embedding.token_types is not None or weight.dtype != table.dtype:
+        table, offset = positions.weight, positions.offset
+    placed = table is not weight
+    known = placed or isinstance(positions, NoPositions)
+    if not known or embedding.norm is not None or embedding.token_types is not None or table.dtype != weight.dtype:
         most = positions.length if isinstance(positions, LearnedPositions) else room
         return embedding(pieces, weight, position, end=min(room, most))  # type: ignore[no-any-return]
     width = weight.shape[1]
