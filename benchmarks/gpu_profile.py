@@ -1,0 +1,185 @@
+"""Where the time of a GPU goes, in a step of training and in a step of decoding.
+
+    python benchmarks/gpu_profile.py                     # base and big, and a model of 6+6 x 512 that decodes
+    python benchmarks/gpu_profile.py --size base --skip decoding
+    python benchmarks/gpu_profile.py --device cpu --quick --skip decoding    # what the processor does, of a small model
+
+Of training, with the batches of training_speed.py: a step's time, how long the processor launches its forward and its
+backward pass and its update, how long the GPU computes, and in what. Of decoding, a batch of 256 sentences with random
+weights: its encoder, its steps, which are recorded, and what reading its hypotheses takes.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from report import Row, parser, report
+from torch.profiler import ProfilerActivity, profile
+from training_settings import RATE, optimizer_settings
+from training_speed import GPU_BATCHES, SIZES, Size, write_batches
+
+from transduce.data.batches import Batch
+from transduce.model.config import ModelConfig
+from transduce.model.fast import find_batch_search, kernels_of_training, start_fast
+from transduce.model.fused import training_with
+from transduce.model.precision import DTYPES
+from transduce.model.searching import SearchBounds
+from transduce.model.transformer import Transformer
+from transduce.runtime.machine import detect_machine
+from transduce.tasks.translation import TranslationTask
+from transduce.training.choices import choose_kernels
+from transduce.training.optimizer import FlatOptimizer
+
+QUICK = Size("4+4 x 128", 4, 128, 256, 4, 0.1, 1024, 8_000)
+DECODED = (256, 17)  # sentences, pieces of each
+STEPS, SHOWN = 12, 20
+
+
+class Profiled(NamedTuple):
+    """Of one call, averaged over some."""
+
+    gpu_ms: float
+    launches: float
+    programs: list[tuple[float, float, str]]
+    """Milliseconds, how many, and the name, the longest first."""
+
+
+def profiled(call: Callable[[], object], times: int) -> Profiled:
+    """What the GPU does meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for _ in range(times):
+            call()
+        wait()
+    found = [each for each in recorded.key_averages() if each.device_type.name == "CUDA"]
+    rows = sorted(((e.device_time_total / times / 1e3, e.count / times, e.key) for e in found), reverse=True)
+    return Profiled(sum(row[0] for row in rows), sum(row[1] for row in rows), rows)
+
+
+def wait() -> None:
+    """Until the GPU has done everything."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def rows_of(what: str, found: Profiled) -> list[Row]:
+    """The whole, and its longest programs."""
+    rows = [Row(f"{what}, the GPU computes", found.gpu_ms, "ms"), Row(f"{what}, programs", found.launches, "of them")]
+    return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.programs[:SHOWN]]
+
+
+def config_of(size: Size) -> ModelConfig:
+    """The model."""
+    return ModelConfig(
+        source_vocabulary_size=size.vocabulary_size,
+        target_vocabulary_size=size.vocabulary_size,
+        num_encoder_layers=size.num_layers,
+        num_decoder_layers=size.num_layers,
+        d_model=size.d_model,
+        d_ff=size.d_ff,
+        num_heads=size.num_heads,
+        dropout=size.dropout,
+        pad_id=0,
+        eos_id=1,
+    )
+
+
+def training_rows(size: Size, device: str, batches: list[Batch]) -> list[Row]:
+    """Steps by Adam, over a few batches that were all seen before."""
+    machine = detect_machine(device)
+    with torch.device(device):
+        model = Transformer(config_of(size)).train()
+    optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
+    task, parts = TranslationTask(model, label_smoothing=0.1), np.zeros(3)
+
+    def step(number: int) -> None:
+        times = [time.perf_counter()]
+        optimizer.begin_batch(last=True)
+        loss = task.loss(batches[number % len(batches)])
+        times.append(time.perf_counter())
+        loss.total.backward()
+        times.append(time.perf_counter())
+        optimizer.collect_gradient()
+        optimizer.step(loss.tokens, RATE)
+        parts[:] += np.diff([*times, time.perf_counter()])
+
+    kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
+    with training_with(kernels):
+        for number in range(2 * len(batches)):
+            step(number)
+        wait()
+        parts[:], began = 0.0, time.perf_counter()
+        for number in range(STEPS):
+            step(number)
+        wait()
+        whole, launches = (time.perf_counter() - began) / STEPS * 1e3, parts / STEPS * 1e3
+        found = profiled(lambda: step(0), 2)
+    names = ("forward, launched in", "backward, launched in", "update, launched and waited for in")
+    own = [("a step", whole), *zip(names, launches.tolist(), strict=True)]
+    what = f"training, {size.name}"
+    return [*(Row(f"{what}, {name}", each, "ms") for name, each in own), *rows_of(what, found)]
+
+
+def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
+    """A batch from its encoder to its hypotheses, of which no one ends before its greatest length."""
+    what, (count, length) = f"decoding, {size.name}, beam {beam_size}", DECODED
+    config = config_of(size)
+    model = Transformer(config).to(device, DTYPES[detect_machine(device).precision]).eval()
+    source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
+    never = sorted({config.pad_id, config.start_id} - {config.eos_id})
+    longest = [8 + number * 24 // count for number in range(count)]
+    bounds = SearchBounds(config.start_id, 1, never, longest, beam_size, 1, torch.ones(64, dtype=torch.float64))
+
+    def batch() -> list[float]:
+        times = [time.perf_counter()]
+        state = start_fast(model, source)
+        wait()
+        times.append(time.perf_counter())
+        search = find_batch_search(state, bounds)
+        if search is None:
+            raise SystemExit("There is no search in one program here: it takes a GPU with Triton, or the extra `fast`.")
+        search.advance(1 << 30)
+        times.append(time.perf_counter())
+        for place in range(count):
+            search.found(place, 1)
+        times.append(time.perf_counter())
+        return list(np.diff(times) * 1e3)
+
+    with torch.inference_mode():
+        batch()
+        seen = np.median([batch() for _ in range(5)], axis=0)
+        found = profiled(batch, 1)
+    names = ("the encoder", f"{max(longest)} steps", "its hypotheses")
+    own = zip(names, seen, strict=True)
+    return [*(Row(f"{what}, {name}", float(each), "ms") for name, each in own), *rows_of(what, found)]
+
+
+def main() -> int:
+    """Measures and reports."""
+    options = parser(__doc__)
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options.add_argument("--size", choices=("base", "big"), nargs="+", default=["base", "big"])
+    options.add_argument("--skip", nargs="*", choices=("training", "decoding"), default=[])
+    options.add_argument("--keep", type=Path, help="where batches are kept, and found again by another run")
+    said: Any = options.parse_args()
+    sizes = [QUICK] if said.quick else [SIZES[name] for name in said.size]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for size in [] if "training" in said.skip else sizes:
+            path = write_batches(said.keep or Path(scratch), GPU_BATCHES, size.vocabulary_size, size.batch_tokens)
+            with np.load(path) as arrays:
+                pairs = [(arrays[f"s{n}"], arrays[f"t{n}"]) for n in range(min(6, len(arrays.files) // 2))]
+            batches = [Batch(s, t, np.arange(len(s)), int((s != 0).sum()), int((t != 0).sum())) for s, t in pairs]
+            rows += training_rows(size, said.device, batches)
+    if "decoding" not in said.skip:
+        decoded = (QUICK if said.quick else SIZES["base"])._replace(vocabulary_size=8_000 if said.quick else 16_000)
+        for beam_size in (1, 4):
+            rows += decoding_rows(decoded, said.device, beam_size)
+    return report(rows, said.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
