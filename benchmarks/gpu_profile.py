@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from report import Row, parser, report
 from torch.profiler import ProfilerActivity, profile
-from training_settings import RATE, optimizer_settings
-from training_speed import GPU_BATCHES, SIZES, Size, write_batches
+from training_ceiling import wait
+from training_settings import RATE, batch_of, config_of, optimizer_settings
+from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.data.batches import Batch
-from transduce.model.config import ModelConfig
 from transduce.model.fast import find_batch_search, kernels_of_training, start_fast
 from transduce.model.fused import training_with
 from transduce.model.precision import DTYPES
@@ -36,7 +35,7 @@ from transduce.training.optimizer import FlatOptimizer
 
 QUICK = Size("4+4 x 128", 4, 128, 256, 4, 0.1, 1024, 8_000)
 DECODED = (256, 17)  # sentences, pieces of each
-STEPS, SHOWN = 12, 20
+BATCHES, STEPS, SHOWN = 6, 12, 20
 
 
 class Profiled(NamedTuple):
@@ -48,21 +47,15 @@ class Profiled(NamedTuple):
     """Milliseconds, how many, and the name, the longest first."""
 
 
-def profiled(call: Callable[[], object], times: int) -> Profiled:
+def profiled(call: Callable[[], object], times: int, device: str) -> Profiled:
     """What the GPU does meanwhile."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         for _ in range(times):
             call()
-        wait()
+        wait(device)
     found = [each for each in recorded.key_averages() if each.device_type.name == "CUDA"]
     rows = sorted(((e.device_time_total / times / 1e3, e.count / times, e.key) for e in found), reverse=True)
     return Profiled(sum(row[0] for row in rows), sum(row[1] for row in rows), rows)
-
-
-def wait() -> None:
-    """Until the GPU has done everything."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def rows_of(what: str, found: Profiled) -> list[Row]:
@@ -71,27 +64,14 @@ def rows_of(what: str, found: Profiled) -> list[Row]:
     return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.programs[:SHOWN]]
 
 
-def config_of(size: Size) -> ModelConfig:
-    """The model."""
-    return ModelConfig(
-        source_vocabulary_size=size.vocabulary_size,
-        target_vocabulary_size=size.vocabulary_size,
-        num_encoder_layers=size.num_layers,
-        num_decoder_layers=size.num_layers,
-        d_model=size.d_model,
-        d_ff=size.d_ff,
-        num_heads=size.num_heads,
-        dropout=size.dropout,
-        pad_id=0,
-        eos_id=1,
-    )
-
-
-def training_rows(size: Size, device: str, batches: list[Batch]) -> list[Row]:
+def training_rows(size: Size, device: str, path: Path) -> list[Row]:
     """Steps by Adam, over a few batches that were all seen before."""
     machine = detect_machine(device)
+    work = make_work(size, path, size.vocabulary_size, machine)
+    with np.load(path) as arrays:
+        batches = [batch_of(arrays[f"s{n}"], arrays[f"t{n}"], work.pad_id) for n in range(BATCHES)]
     with torch.device(device):
-        model = Transformer(config_of(size)).train()
+        model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
     task, parts = TranslationTask(model, label_smoothing=0.1), np.zeros(3)
 
@@ -110,13 +90,13 @@ def training_rows(size: Size, device: str, batches: list[Batch]) -> list[Row]:
     with training_with(kernels):
         for number in range(2 * len(batches)):
             step(number)
-        wait()
+        wait(device)
         parts[:], began = 0.0, time.perf_counter()
         for number in range(STEPS):
             step(number)
-        wait()
+        wait(device)
         whole, launches = (time.perf_counter() - began) / STEPS * 1e3, parts / STEPS * 1e3
-        found = profiled(lambda: step(0), 2)
+        found = profiled(lambda: step(0), 2, device)
     names = ("forward, launched in", "backward, launched in", "update, launched and waited for in")
     own = [("a step", whole), *zip(names, launches.tolist(), strict=True)]
     what = f"training, {size.name}"
@@ -126,17 +106,19 @@ def training_rows(size: Size, device: str, batches: list[Batch]) -> list[Row]:
 def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     """A batch from its encoder to its hypotheses, of which no one ends before its greatest length."""
     what, (count, length) = f"decoding, {size.name}, beam {beam_size}", DECODED
-    config = config_of(size)
-    model = Transformer(config).to(device, DTYPES[detect_machine(device).precision]).eval()
+    machine = detect_machine(device)
+    config = config_of(make_work(size, Path(), size.vocabulary_size, machine))
+    model = Transformer(config).to(device, DTYPES[machine.precision]).eval()
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
-    never = sorted({config.pad_id, config.start_id} - {config.eos_id})
     longest = [8 + number * 24 // count for number in range(count)]
-    bounds = SearchBounds(config.start_id, 1, never, longest, beam_size, 1, torch.ones(64, dtype=torch.float64))
+    bounds = SearchBounds(
+        config.start_id, config.eos_id, config.never_written, longest, beam_size, 1, torch.ones(64, dtype=torch.float64)
+    )
 
     def batch() -> list[float]:
         times = [time.perf_counter()]
         state = start_fast(model, source)
-        wait()
+        wait(device)
         times.append(time.perf_counter())
         search = find_batch_search(state, bounds)
         if search is None:
@@ -151,7 +133,7 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     with torch.inference_mode():
         batch()
         seen = np.median([batch() for _ in range(5)], axis=0)
-        found = profiled(batch, 1)
+        found = profiled(batch, 1, device)
     names = ("the encoder", f"{max(longest)} steps", "its hypotheses")
     own = zip(names, seen, strict=True)
     return [*(Row(f"{what}, {name}", float(each), "ms") for name, each in own), *rows_of(what, found)]
@@ -169,11 +151,8 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for size in [] if "training" in said.skip else sizes:
-            path = write_batches(said.keep or Path(scratch), GPU_BATCHES, size.vocabulary_size, size.batch_tokens)
-            with np.load(path) as arrays:
-                pairs = [(arrays[f"s{n}"], arrays[f"t{n}"]) for n in range(min(6, len(arrays.files) // 2))]
-            batches = [Batch(s, t, np.arange(len(s)), int((s != 0).sum()), int((t != 0).sum())) for s, t in pairs]
-            rows += training_rows(size, said.device, batches)
+            path = write_batches(said.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
+            rows += training_rows(size, said.device, path)
     if "decoding" not in said.skip:
         decoded = (QUICK if said.quick else SIZES["base"])._replace(vocabulary_size=8_000 if said.quick else 16_000)
         for beam_size in (1, 4):

@@ -23,15 +23,16 @@ def _rate(rows: int, k: int, n: int, dtype: torch.dtype, device: str) -> float:
     repeats = max(1, int(2e10 // operations))
     seconds = []
     for _ in range(7):
-        _wait(device)
+        wait(device)
         started_at = time.monotonic()
         for _ in range(repeats):
             torch.nn.functional.linear(x, weight)
-        _wait(device)
+        wait(device)
         seconds.append((time.monotonic() - started_at) / repeats)
     return operations / statistics.median(seconds)
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Until a GPU has done everything."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()

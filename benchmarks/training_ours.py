@@ -4,12 +4,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from training_settings import RATE, optimizer_settings
+from training_settings import RATE, batch_of, config_of, optimizer_settings
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.libraries import keep_freed_memory
-from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
 from transduce.model.precision import DTYPES, Precision
@@ -26,20 +25,8 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
     keep_freed_memory()
-    config = ModelConfig(
-        source_vocabulary_size=work.vocabulary_size,
-        target_vocabulary_size=work.vocabulary_size,
-        num_encoder_layers=work.num_layers,
-        num_decoder_layers=work.num_layers,
-        d_model=work.d_model,
-        d_ff=work.d_ff,
-        num_heads=work.num_heads,
-        dropout=work.dropout,
-        pad_id=work.pad_id,
-        eos_id=work.eos_id,
-    )
     with torch.device(work.device):
-        model = Transformer(config)
+        model = Transformer(config_of(work))
     model.train()
     chosen = work.precision == CHOSEN
     precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
@@ -50,7 +37,7 @@ def main() -> None:
         tokens = int((target != work.pad_id).sum())
         count = choose_accumulate(tokens, work.d_model, precision, work.device).value
         return [
-            Batch(s, t, np.arange(len(s)), int((s != work.pad_id).sum()), int((t != work.pad_id).sum()))
+            batch_of(s, t, work.pad_id)
             for s, t in zip(np.array_split(source, count), np.array_split(target, count), strict=True)
         ]
 

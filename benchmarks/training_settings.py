@@ -1,5 +1,10 @@
 """The settings with which training speed is measured: an optimiser as `transduce train` has it."""
 
+import numpy as np
+from training_worker import Ids, Work
+
+from transduce.data.batches import Batch
+from transduce.model.config import ModelConfig
 from transduce.training.settings import OptimizerName, ResolvedTraining
 
 RATE, STEP_TOKENS, LABEL_SMOOTHING = 1e-4, 4096, 0.1
@@ -33,3 +38,24 @@ def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> Res
         translate_dev=0,
         keep_checkpoints=1,
     )
+
+
+def config_of(work: Work) -> ModelConfig:
+    """Our model for it."""
+    return ModelConfig(
+        source_vocabulary_size=work.vocabulary_size,
+        target_vocabulary_size=work.vocabulary_size,
+        num_encoder_layers=work.num_layers,
+        num_decoder_layers=work.num_layers,
+        d_model=work.d_model,
+        d_ff=work.d_ff,
+        num_heads=work.num_heads,
+        dropout=work.dropout,
+        pad_id=work.pad_id,
+        eos_id=work.eos_id,
+    )
+
+
+def batch_of(source: Ids, target: Ids, pad_id: int) -> Batch:
+    """Padded ids as what training takes."""
+    return Batch(source, target, np.arange(len(source)), int((source != pad_id).sum()), int((target != pad_id).sum()))

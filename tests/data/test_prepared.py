@@ -188,7 +188,8 @@ def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp
         path = tmp_path / name
         path.write_bytes(compress(b"\r".join([b"der hund"] * 300)))
         files = CorpusFiles(source=(str(path),), target=(str(path),))
-        with pytest.raises(TransduceError, match=r"old\.de.* ends its lines with carriage returns alone"):
+        rule = r"old\.de.* ends its lines with carriage returns alone, so it is one line: end them with line feeds\."
+        with pytest.raises(TransduceError, match=rule):
             prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
 
 

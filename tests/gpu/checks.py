@@ -392,6 +392,22 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
             torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-4)
 
 
+def check_a_layer_goes_back_as_it_came() -> None:
+    x, mask, slopes = randn(1, 4, 32, learns=True), PackedMask(packing([4]), packing([4])), []
+    torch.manual_seed(5)
+    layer = EncoderLayer(small_config(dropout=0.25)).to(DEVICE)
+    for parameter in layer.parameters():
+        add_gradients_to(parameter, torch.zeros_like(parameter))
+    for turns_off in (False, True):
+        layer.train()
+        torch.manual_seed(6)
+        found = gpu_layers.run_layer(layer, x, None, [mask])
+        assert found is not None
+        layer.train(not turns_off)
+        slopes.append(torch.autograd.grad(found.square().sum(), x)[0])
+    compare(slopes[:1], slopes[1:])
+
+
 def check_layers_of_other_bricks_are_left_to_them() -> None:
     x, mask = randn(1, 4, 32), PackedMask(packing([4]), packing([4]))
     for changes in ({"activation": "gelu"}, {"activation": "swiglu"}, {"norm_order": "sandwich"}):
@@ -403,7 +419,11 @@ def check_layers_of_other_bricks_are_left_to_them() -> None:
     layer = EncoderLayer(small_config()).to(DEVICE).train()
     for parameter in layer.parameters():
         add_gradients_to(parameter, torch.zeros_like(parameter))
-    assert gpu_layers.run_layer(layer, x, None, [mask]) is not None
+    found = gpu_layers.run_layer(layer, x, None, [mask])
+    assert found is not None
+    found.sum().backward()
+    with pytest.raises(RuntimeError, match="was taken before: compute it again"):
+        found.sum().backward()
     next(layer.parameters()).register_hook(lambda gradient: gradient)  # somebody wants to see it
     assert gpu_layers.run_layer(layer, x, None, [mask]) is None
 

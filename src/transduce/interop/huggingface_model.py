@@ -57,8 +57,7 @@ class _Opened:
         if content is None:
             return
         if self.config.kind == "transformer":
-            never = sorted({self.config.pad_id, self.config.start_id} - {self.config.eos_id})
-            content["bad_words_ids"] = [[id] for id in never] or None
+            content["bad_words_ids"] = [[id] for id in self.config.never_written] or None
         if forced:
             content["forced_bos_token_id"] = forced[0]
         self.model.generation_config = import_extra("transformers", "hf").GenerationConfig(**content)

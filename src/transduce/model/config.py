@@ -203,6 +203,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
+    def never_written(self) -> list[int]:
+        """Pieces that no search writes: padding and the start symbol, unless they are the end symbol."""
+        return sorted({self.pad_id, self.start_id} - {self.eos_id})
+
+    @property
     def frozen_row(self) -> int | None:
         """The row of the embeddings that is zero and gets no gradient; None where all learn."""
         return self.pad_id if self.zero_padding_row else None

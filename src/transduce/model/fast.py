@@ -130,7 +130,7 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
     if native is not None:
         from transduce.model.native.search import NativeSearch, supports_search
 
-        return NativeSearch(native, bounds) if supports_search(native.output.outputs, bounds.beam_size) else None
+        return NativeSearch(native, bounds) if supports_search(native.output.outputs, bounds) else None
     if "transduce.model.gpu.state" not in sys.modules:
         return None
     from transduce.model.gpu.search import find_search

@@ -107,7 +107,7 @@ class PackedAttention(Protocol):
 
         Args:
             layer: of any bricks.
-            x: its input, (1, N, D).
+            x: its input, (1, N, D), which `TrainingKernels.suits_rows` takes.
             memory: the encoder's output, (1, M, D).
             masks: of attention to itself, and to the memory.
 
@@ -281,9 +281,10 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
 
 def run_packed(layer: nn.Module, x: Tensor, memory: Tensor | None, *masks: object) -> Tensor | None:
     """`PackedAttention.run_layer` by the kernels in use; None where the masks are not a packed batch's, too."""
-    packed = None if _Kernels.training is None else _Kernels.training.packed
-    known = [mask for mask in masks if isinstance(mask, PackedMask)]
-    return packed.run_layer(layer, x, memory, known) if packed is not None and len(known) == len(masks) else None
+    kernels, known = _Kernels.training, [mask for mask in masks if isinstance(mask, PackedMask)]
+    if kernels is None or kernels.packed is None or len(known) < len(masks) or not kernels.suits_rows(x):
+        return None
+    return kernels.packed.run_layer(layer, x, memory, known)
 
 
 def training_kernels() -> TrainingKernels | None:

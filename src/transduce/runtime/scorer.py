@@ -34,8 +34,7 @@ class TransformerScorer:
         # Some states project to the vocabulary as well.
         self._logits: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
         config = model.config
-        never_written = [] if all_pieces else sorted({config.pad_id, config.start_id} - {config.eos_id})
-        self.never_written = never_written
+        self.never_written = [] if all_pieces else config.never_written
         self.trace = AttentionTrace() if attentive else None
         # Padding and the end symbol: what there is nothing to translate of, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None

@@ -152,7 +152,7 @@ def _score_batch(
     chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=device)  # (N,)
     lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
     present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
-    excluded = sorted({config.pad_id, config.start_id} - {config.eos_id})
+    excluded = config.never_written
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
     hidden = ((model, model.hidden(source, inputs)[present]) for model in map(decoded_model, models))

@@ -19,8 +19,6 @@ from transduce.search.greedy import make_hypothesis
 from transduce.search.penalty import length_penalty
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 
-_MOST_ROOM = 1 << 22  # pieces of all hypotheses: the program has room for the greatest length from the beginning
-
 
 class SearchProgram:
     """The same hypotheses as those of `BeamSearch`, or of one hypothesis, of `Walk`. Implements `loop.Search`."""
@@ -95,8 +93,6 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
     longest: list[int] = bounds.longest.tolist()
-    if max(longest) * len(longest) * beam.beam_size > _MOST_ROOM:
-        return None
     limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,

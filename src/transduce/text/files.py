@@ -212,9 +212,12 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
 
 
 def ends_by_carriage_returns(path: str | Path) -> bool:
-    """Whether a file's lines end with carriage returns alone, so that all of it is one line."""
-    with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
-        beginning = stream.read(_BEGINNING)
+    """Whether a file's lines end with carriage returns alone, so that all of it is one line; if it is still there."""
+    try:
+        with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
+            beginning = stream.read(_BEGINNING)
+    except OSError:  # what was read elsewhere, or before
+        return False
     return beginning.count(b"\r") > 1 and b"\n" not in beginning
 
 

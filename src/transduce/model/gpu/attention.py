@@ -38,8 +38,6 @@ class PackedHeads:
 
 
 class AttentionNode(torch.autograd.Function):
-    """Of packed sentences; keys and values are projected beside the queries, or of a memory."""
-
     @staticmethod
     def forward(ctx: Any, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         own = projected.contiguous()
@@ -49,10 +47,10 @@ class AttentionNode(torch.autograd.Function):
         inner = own.shape[-1] // (3 if memory is None else 1)
         out = own.new_empty(*own.shape[:-1], inner)
         first = inner if memory is None else 0
-        grid, sizes, warps = _shape(mask, num_heads, inner)
+        grid, options = _shape(mask, num_heads, inner)
         programs.attend[grid](
             own, others[..., first:], others[..., first + inner :], out, *_places(mask.queries), *_places(mask.keys),
-            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, mask.causal, *sizes, num_warps=warps,
+            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
         )  # fmt: skip
         return out
 
@@ -67,12 +65,12 @@ class AttentionNode(torch.autograd.Function):
         by_own = torch.empty_like(own)
         by_others = torch.empty_like(others) if has_memory else by_own
         first = 0 if has_memory else inner
-        grid, sizes, warps = _shape(mask, num_heads, inner)
+        grid, options = _shape(mask, num_heads, inner)
         programs.attend_back[grid](
             own, others[..., first:], others[..., first + inner :], by_out,
             by_own, by_others[..., first:], by_others[..., first + inner :],
             *_places(mask.queries), *_places(mask.keys),
-            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, mask.causal, *sizes, num_warps=warps,
+            own.shape[-1], others.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
         )  # fmt: skip
         return by_own, by_others if has_memory else None, None, None
 
@@ -81,8 +79,9 @@ def _places(packing: Packing) -> tuple[Tensor, Tensor]:
     return packing.starts, packing.counts
 
 
-def _shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
-    """The programs, how large a sentence is taken to be and a head is, and warps."""
+def _shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The programs, and how large a sentence is taken to be."""
     rows, columns = (max(16, power_of_2(each.longest)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
-    return (num_heads, len(mask.queries.starts)), (rows, columns, inner // num_heads), warps
+    options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
+    return (num_heads, len(mask.queries.starts)), options

@@ -32,7 +32,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
 
     Args:
         layer: in training.
-        x: its input, which kernels take (`GpuTraining.suits_rows`).
+        x: its input, which `GpuTraining.suits_rows` takes.
         memory: of a decoder's layer, (1, M, D).
         masks: of attention to itself, and to the memory.
 
@@ -79,13 +79,22 @@ class _Part(NamedTuple):
             and type(sublayer.outer) is Linear
         )
 
+    @property
+    def norm_is_before(self) -> bool:
+        """Whether its input is normalised; else, what the residual connection comes to."""
+        return not isinstance(self.residual.norm_before, nn.Identity)
+
+    @property
+    def norm(self) -> nn.Module:
+        """The one that it has."""
+        return self.residual.norm_before if self.norm_is_before else self.residual.norm_after
+
     def parameters(self) -> list[Tensor]:
         """All that it learns."""
-        residual, sublayer = self.residual, self.sublayer
-        norm = residual.norm_after if isinstance(residual.norm_before, nn.Identity) else residual.norm_before
+        sublayer = self.sublayer
         attends = isinstance(sublayer, MultiHeadAttention)
         products = (sublayer.projection, sublayer.output) if attends else (sublayer.inner, sublayer.outer)
-        found = [getattr(brick, name, None) for brick in (norm, *products) for name in ("weight", "bias")]
+        found = [getattr(brick, name, None) for brick in (self.norm, *products) for name in ("weight", "bias")]
         return [parameter for parameter in found if parameter is not None]
 
 
@@ -113,6 +122,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.passes:
+            raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
         by_x, by_memory = gradients[0], None
         while ctx.passes:  # each gives up what it kept
             done: _Pass = ctx.passes.pop()
@@ -127,28 +138,23 @@ class _Pass:
     def __init__(self, part: _Part, memory: Tensor | None) -> None:
         self.part = part
         self._memory = memory
-        self.is_before = not isinstance(part.residual.norm_before, nn.Identity)
+        self._attends, self._dropped = isinstance(part.sublayer, MultiHeadAttention), _drops(part.residual.dropout)
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Kept]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, N, D) to (1, N, D)."""
-        residual = self.part.residual
-        y = self._norm(residual.norm_before, x) if self.is_before else x
-        y = self._attend(y) if isinstance(self.part.sublayer, MultiHeadAttention) else self._feed_forward(y)
-        drop = _drops(residual.dropout)
-        x = self._run(DropNode, x, y, drop) if drop else x + y
-        return x if self.is_before else self._norm(residual.norm_after, x)
+        y = self._norm(x) if self.part.norm_is_before else x
+        y = self._attend(y) if self._attends else self._feed_forward(y)
+        x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
+        return x if self.part.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
         """Gradients, likewise."""
-        by_sum = by_out if self.is_before else self._back(None, by_out)[0]
-        by_kept, by_y = by_sum, by_sum
-        if _drops(self.part.residual.dropout):
-            by_kept, by_y = self._back(by_sum)[:2]
-        attends = isinstance(self.part.sublayer, MultiHeadAttention)
-        by_y = self._attend_back(by_y) if attends else self._back(self._back(by_y)[0])[0]
-        return self._back(by_kept, by_y)[0] if self.is_before else by_kept + by_y
+        by_sum = by_out if self.part.norm_is_before else self._back(None, by_out)[0]
+        by_kept, by_y = self._back(by_sum)[:2] if self._dropped else (by_sum, by_sum)
+        by_y = self._attend_back(by_y) if self._attends else self._back(self._back(by_y)[0])[0]
+        return self._back(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
         kept = _Kept(arguments)
@@ -159,7 +165,8 @@ class _Pass:
         node, kept = self._done.pop()
         return node.backward(kept, *gradients)
 
-    def _norm(self, norm: nn.Module, x: Tensor) -> Tensor:
+    def _norm(self, x: Tensor) -> Tensor:
+        norm = self.part.norm
         assert isinstance(norm, LayerNorm | RMSNorm)
         bias = norm.bias if isinstance(norm, LayerNorm) else None
         return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ class RecordedStep(Caches):
         """Empty rooms; all that is in them is finite, for what is hidden counts nothing times it."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
-        device, several = weight.device, size.hypotheses > 1
+        device, several = weight.device, size.hypotheses > 1 and not size.found
         # Rooms do not keep the model alive.
         self.size, self._model, self.layers = size, weakref.ref(model), layers
         self.past = weight.new_zeros(len(layers), size.sentences, size.room, columns)
@@ -180,7 +180,6 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 
 def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
     """When the owner is gone, nobody is in what it held."""
-
     known = weakref.ref(model)
 
     def go() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.model.gpu.recorded import Size, as_many, as_many_source, give_back, give_back_after, take_step
-from transduce.model.gpu.search_step import EMPTY, OF_EACH, SearchStep, never_written
+from transduce.model.gpu.search_step import EMPTY, OF_EACH, SearchStep
 from transduce.model.gpu.state import GpuState, first_room
 from transduce.model.positions import LearnedPositions
 from transduce.model.searching import FoundHypothesis, SearchBounds
@@ -35,7 +35,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         width <= _MOST_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
-        and list(bounds.never_written) == never_written(config)
+        and list(bounds.never_written) == config.never_written
     )
     return GpuSearch(state, bounds) if takes else None
 

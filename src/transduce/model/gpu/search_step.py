@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transduce.model.config import ModelConfig
 from transduce.model.gpu.cached_attention import Seen
 from transduce.model.gpu.programs import search as programs
 from transduce.model.gpu.recorded import RecordedStep, Size
@@ -25,23 +24,17 @@ EMPTY = 2  # numbers of a record before its hypotheses: the sentence's length, a
 OF_EACH = 3  # last step, hypothesis there, the bits of the end's log-probability
 
 
-def never_written(config: ModelConfig) -> list[int]:
-    """Pieces that no hypothesis holds."""
-    return sorted({config.pad_id, config.start_id} - {config.eos_id})
-
-
 class SearchStep(RecordedStep):
     """Rooms with a search in them: greedy with one hypothesis of each sentence, and a beam with more."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: Size) -> None:
         """Empty rooms, in which every sentence is done."""
         super().__init__(model, layers, size)
-        self.allowed = None
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
         steps, rows = size.room // width, sentences * width
         self.count = 1 if width == 1 else 2 * width  # K: at most W of them end, so W others remain
         config = model.config
-        self._never = (*never_written(config), -1, -1)[:2]
+        self._never = (*config.never_written, -1, -1)[:2]
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

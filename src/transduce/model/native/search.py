@@ -22,11 +22,13 @@ from transduce.model.native.tile import MOST_LANES
 from transduce.model.searching import FoundHypothesis, SearchBounds
 
 _LEAST_PIECES = 64  # a block of them
+_MOST_ROOM = 1 << 22  # pieces of all hypotheses: there is room for the greatest length from the beginning
 
 
-def supports_search(vocabulary_size: int, beam_size: int) -> bool:
-    """Whether there are pieces enough to choose from."""
-    return vocabulary_size >= max(_LEAST_PIECES, 2 * beam_size)
+def supports_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
+    """Whether there are pieces enough to choose from, and room."""
+    rows = len(bounds.longest) * bounds.beam_size
+    return vocabulary_size >= max(_LEAST_PIECES, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MOST_ROOM
 
 
 class NativeSearch:
