@@ -64,8 +64,8 @@ def rows_of(what: str, found: Profiled) -> list[Row]:
     return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.programs[:SHOWN]]
 
 
-def training_rows(size: Size, device: str, path: Path) -> list[Row]:
-    """Steps by Adam, over a few batches that were all seen before."""
+def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[Row]:
+    """Steps by Adam, over a few batches that were all seen before; recorded ones, or not."""
     machine = detect_machine(device)
     work = make_work(size, path, size.vocabulary_size, machine)
     with np.load(path) as arrays:
@@ -73,7 +73,7 @@ def training_rows(size: Size, device: str, path: Path) -> list[Row]:
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
-    task, parts = TranslationTask(model, label_smoothing=0.1), np.zeros(3)
+    task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]
@@ -88,7 +88,7 @@ def training_rows(size: Size, device: str, path: Path) -> list[Row]:
 
     kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
     with training_with(kernels):
-        for number in range(2 * len(batches)):
+        for number in range(3 * len(batches)):  # launched, recorded, played
             step(number)
         wait(device)
         parts[:], began = 0.0, time.perf_counter()
@@ -99,7 +99,7 @@ def training_rows(size: Size, device: str, path: Path) -> list[Row]:
         found = profiled(lambda: step(0), 2, device)
     names = ("forward, launched in", "backward, launched in", "update, launched and waited for in")
     own = [("a step", whole), *zip(names, launches.tolist(), strict=True)]
-    what = f"training, {size.name}"
+    what = f"training, {size.name}{', recorded' * record}"
     return [*(Row(f"{what}, {name}", each, "ms") for name, each in own), *rows_of(what, found)]
 
 
@@ -152,7 +152,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for size in [] if "training" in said.skip else sizes:
             path = write_batches(said.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
-            rows += training_rows(size, said.device, path)
+            for record in (False, True) if said.device == "cuda" else (False,):
+                rows += training_rows(size, said.device, path, record=record)
     if "decoding" not in said.skip:
         decoded = (QUICK if said.quick else SIZES["base"])._replace(vocabulary_size=8_000 if said.quick else 16_000)
         for beam_size in (1, 4):

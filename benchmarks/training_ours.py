@@ -31,7 +31,7 @@ def main() -> None:
     chosen = work.precision == CHOSEN
     precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
-    task = TranslationTask(model, label_smoothing=work.label_smoothing)
+    task = TranslationTask(model, label_smoothing=work.label_smoothing, record=work.record)
 
     def make_parts(source: Ids, target: Ids) -> list[Batch]:
         tokens = int((target != work.pad_id).sum())

@@ -45,6 +45,7 @@ MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
 OURS_BY_MUON = "transduce, muon"  # the optimiser that `transduce train` chooses: fewer steps, each of more work
 OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations, and no machine code of our own
+OURS_RECORDED = "transduce, record=true"  # `training.record`: a step on a GPU is played, and not launched
 # What the libraries may use; each of the three has a variable of its own.
 ISA: dict[str, dict[str, str]] = {
     "all": {},
@@ -89,6 +90,7 @@ class Contender(NamedTuple):
     attention: str = "sdpa"
     optimizer: Literal["adam", "muon"] = "adam"
     kernels: Literal["native", "torch"] | None = None
+    record: bool = False
 
 
 def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True, fp32: bool = True) -> list[Contender]:
@@ -122,6 +124,7 @@ class Worker:
             attention=contender.attention,
             optimizer=contender.optimizer,
             kernels=contender.kernels,
+            record=contender.record,
         )
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name(contender.script)), json.dumps(plan._asdict())],
@@ -196,6 +199,7 @@ def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Mac
         attention="",
         optimizer="adam",
         kernels=None,
+        record=False,
     )
 
 
@@ -400,7 +404,8 @@ def main() -> int:
             work = make_work(size, batches, size.vocabulary_size, here)
             if said.device == "cuda":
                 # The units for matrix products do not take float32 as it is.
-                found = contenders(joeynmt=False, fp32=False)
+                recorded = Contender(OURS_RECORDED, "training_ours.py", CHOSEN, record=True)
+                found = [recorded, *contenders(joeynmt=False, fp32=False)]
                 measured = measure_on_gpu(found, work, rounds, seconds)
             else:
                 joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"

@@ -38,6 +38,7 @@ class Work(NamedTuple):
     attention: str  # sdpa or eager; ours chooses by itself
     optimizer: Literal["adam", "muon"]  # muon is ours alone
     kernels: Literal["native", "torch"] | None  # of ours; None: as chosen
+    record: bool  # of ours: whether steps on a GPU are recorded
 
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:

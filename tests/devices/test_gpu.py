@@ -128,6 +128,10 @@ def trained_everywhere(
             for name, variant in VARIANTS.items()
         }
         jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
+        if on_gpu and device != "pretend":
+            own = {"training.steps": 6, "training.validate_every": 6, "training.record": device == "cuda"}
+            longer = settings | kernels_for(device) | own
+            jobs["recorded"] = {"do": "train", "out": str(folder / "recorded"), "settings": longer}
         return jobs, folder
 
     return run_everywhere(jobs_of, on_gpu)
@@ -140,6 +144,12 @@ def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: st
     assert found == (
         {"step": 3, "best": pytest.approx(expected["best"], rel=0.02)} if name == "bf16" else approximately(expected)
     )
+
+
+@pytest.mark.gpu
+def test_recorded_training_goes_as_on_the_processor(trained_everywhere: Results) -> None:
+    expected, found = (result_of(trained_everywhere, device, "recorded") for device in ("cpu", "cuda"))
+    assert found == approximately(expected)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -32,9 +33,10 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
+from transduce.model.dropout import Dropout
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import layers as gpu_layers
-from transduce.model.gpu import norms, products, recorded, rows, trial, update
+from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, trial, update
 from transduce.model.gpu import search as gpu_search
 from transduce.model.gpu.search import GpuSearch
 from transduce.model.gpu.state import GpuState, supports
@@ -52,6 +54,7 @@ from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.tasks.translation import TranslationTask
 from transduce.training.optimizer import FlatOptimizer
+from transduce.training.packed_loss import nothing_recorded
 from transduce.training.settings import OptimizerName, ResolvedTraining
 
 KERNELS = GpuTraining(DEVICE)
@@ -314,9 +317,9 @@ def training_settings(optimizer: OptimizerName) -> ResolvedTraining:
 
 
 def losses(
-    kernels: GpuTraining | None, config: ModelConfig, optimizer: OptimizerName
+    kernels: GpuTraining | None, config: ModelConfig, optimizer: OptimizerName, *, steps: int = 3, record: bool = False
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Of three steps, and of a validation after them; and the weights."""
+    """Of some steps, and of a validation after them; and the weights."""
     generator = np.random.default_rng(3)
     batches = [
         Batch(source, target, np.arange(4), int((source != 0).sum()), int((target != 0).sum()))
@@ -325,10 +328,11 @@ def losses(
     torch.manual_seed(3)
     model = Transformer(config).to(DEVICE).train()
     owner = FlatOptimizer(model, training_settings(optimizer), torch.float32)
-    task, found = TranslationTask(model, label_smoothing=0.1), []
+    task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
     with training_with(kernels):
-        for number in range(3):
+        for number in range(steps):
             owner.begin_batch(last=True)
+            torch.manual_seed(number)
             loss = task.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
@@ -390,6 +394,108 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
         for name, weight in expected[1].items():
             torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-4)
+
+
+def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: ARG001
+    """Where there is no GPU: what would be played is computed anew each time, at the same places."""
+    there: list[Tensor] = []
+
+    def play() -> None:
+        found = loss.launch()
+        there[:] = found[:1]
+        for place, each in zip(loss._out, found, strict=True):
+            place.copy_(each.detach())
+
+    loss._out = torch.zeros(()), torch.zeros(())
+    loss._graphs = mock.Mock(replay=play), mock.Mock(replay=lambda: there.pop().backward(loss._slope))
+
+
+@contextmanager
+def recording() -> Iterator[list[object]]:
+    """Of losses, each of which is listed when that happens; without a GPU it is only pretended."""
+    recorded: list[object] = []
+    record = recorded_loss._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
+
+    def note(loss: Any, *arguments: Any) -> None:
+        recorded.append(loss)
+        record(loss, *arguments)
+
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(recorded_loss._RecordedLoss, "record", note))
+        if DEVICE == "cpu":
+            patches.enter_context(mock.patch.object(recorded_loss, "can_record", return_value=True))
+            patches.enter_context(mock.patch.object(torch.cuda, "graph_pool_handle", return_value=(0, 0)))
+        yield recorded
+
+
+def check_recorded_steps_are_what_they_are_without() -> None:
+    variants: list[tuple[OptimizerName, dict[str, Any]]] = [
+        ("adam", {"dropout": 0.25, "norm": "rms", "bias": False, "activation": "swiglu", "output_bias": True}),
+        ("muon", {"dropout": 0.25, "norm_order": "post", "positions": "learned", "max_positions": 12}),
+    ]
+    for optimizer, changes in variants:
+        config = small_config(**changes)
+        with recording() as recorded:
+            found = losses(KERNELS, config, optimizer, steps=4, record=True)
+        assert 1 <= len(recorded) <= 2
+        expected = losses(KERNELS, config, optimizer, steps=4)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
+        for name, weight in expected[1].items():
+            torch.testing.assert_close(found[1][name], weight, rtol=1e-3, atol=1e-3)
+
+
+def check_a_recording_goes_by_what_stands_in_its_places() -> None:
+    """The slope, dropout that was turned off, hooks that want to see the batch, and the order of calls."""
+    generator = np.random.default_rng(3)
+    batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
+    model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
+    owner = FlatOptimizer(model, training_settings("adam"), torch.float32)
+    task, gradients = TranslationTask(model, label_smoothing=0.1, record=True), []
+
+    def gradient(factor: float) -> Tensor:
+        torch.manual_seed(4)
+        (task.loss(batch).total * factor).backward()
+        found = owner.gradient.clone()
+        owner.forget_gradient()
+        return found
+
+    with training_with(KERNELS), recording() as recorded:
+        gradients = [gradient(factor) for factor in (1.0, 1.0, 3.0, math.nan, 1.0)]
+        compare(gradients[1:3] + gradients[4:], [gradients[0], 3.0 * gradients[0], gradients[0]], rtol=1e-4, atol=1e-5)
+        assert bool(gradients[3].isnan().any())
+        assert len(recorded) == 1
+        first, second = task.loss(batch), task.loss(batch)
+        with pytest.raises(RuntimeError, match="no longer there"):
+            first.total.backward()
+        second.total.backward()
+        with pytest.raises(RuntimeError, match="no longer there"):
+            second.total.backward()
+        owner.forget_gradient()
+        with nothing_recorded():
+            compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped
+        for module in model.modules():
+            if isinstance(module, Dropout):
+                module.set(0.0)
+        plain = [task.loss(batch).total for _ in range(3)]
+        torch.testing.assert_close(plain[0], plain[2])
+        assert len(recorded) == 2
+        with torch.no_grad():
+            torch.testing.assert_close(task.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
+
+
+def check_only_so_many_sizes_are_kept() -> None:
+    recorder, made = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE)), []
+
+    def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        made.append(len(numbers))
+        return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
+
+    with recording() as recorded, mock.patch.object(recorded_loss, "_MOST_SIZES", 2):
+        for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
+            total, likelihood = recorder(size, np.arange(size) + 1, compute)
+            assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
+        assert len(recorded) == 1
 
 
 def check_a_layer_goes_back_as_it_came() -> None:

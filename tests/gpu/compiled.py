@@ -57,7 +57,10 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
             {"CENTERED": True, "KEPT": True, **row},
         ),
         norms.add_and_norm: ([*[kind] * 6, *WHOLE * 2, "fp32"], {"CENTERED": False, **row}),
-        rows.drop: ([*[kind] * 3, "i64", *WHOLE * 2, "fp32"], {"HAS_RESIDUAL": True, "EIGHTS": 256}),
+        rows.drop: (
+            [*[kind] * 3, "*i64", *WHOLE * 2, "fp32"],
+            {"HAS_RESIDUAL": True, "SEED_IS_PLACE": True, "EIGHTS": 256},
+        ),
         rows.sum_rows: ([*[kind] * 3, FP32, *WHOLE * 3], {"MASKED": True, "ROWS": 32, "BLOCK": 128}),
         rows.add_rows: ([FP32, "*i64", kind, "fp32", *WHOLE * 2], {"BLOCK": 1024}),
         rows.softmax_: ([kind, FP32, *WHOLE], {"BLOCK": 4096}),

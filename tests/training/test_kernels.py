@@ -3,11 +3,13 @@
 import importlib.metadata
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.model.fast import has_kernels, kernels_of_training
@@ -17,7 +19,10 @@ from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels
-from transduce.training.settings import TrainingSettings
+from transduce.training.engine import make_optimizer
+from transduce.training.loss import Loss
+from transduce.training.processes import Processes
+from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 
 def absent(_: str) -> str:
@@ -81,6 +86,51 @@ def test_said_where_there_are_none(
     with pytest.raises(TransduceError, match=wanted):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "m").exists()
+
+
+def test_recording_where_there_is_no_gpu(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = toy_settings | {"training.record": True}
+    with pytest.raises(TransduceError, match=r"`training.record` is true, but there is no GPU: leave it out"):
+        train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_recording_what_is_not_packed(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    ignored = ("model.num_encoder_layers", *TARGETS)
+    settings = {name: value for name, value in toy_settings.items() if name not in ignored}
+    settings |= {"task.kind": "language-model", "training.record": True}
+    with pytest.raises(TransduceError, match=r"but steps of `task.kind` = language-model are not recorded: leave it"):
+        train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
+
+
+def test_a_recorded_run_goes_on_where_nothing_can_be_recorded(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    short = {"training.steps": 4, "training.save_every": 2, "training.validate_every": 4, "training.translate_dev": 0}
+    train(out=tmp_path / "m", settings=toy_settings | short, device="cpu", threads=1)
+    stored = tmp_path / "m" / SETTINGS_FILE
+    text = stored.read_text("utf-8")
+    assert "record = false" in text
+    stored.write_text(text.replace("record = false", "record = true"), "utf-8")
+    result = train(out=tmp_path / "m", settings={"training.steps": 6}, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 6
+    with pytest.raises(TransduceError, match="there is no GPU"):
+        train(
+            out=tmp_path / "m",
+            settings={"training.record": True, "training.steps": 8},
+            resume=True,
+            device="cpu",
+            threads=1,
+        )
+
+
+def test_several_processes_are_not_recorded(make_settings: Callable[..., ResolvedTraining]) -> None:
+    model = nn.Linear(2, 2)
+
+    def loss(batch: object) -> Loss:  # noqa: ARG001
+        return Loss(model.weight.sum(), model.bias.sum().detach(), 1)
+
+    with pytest.raises(TransduceError, match=r"`training.record` is true, but there are 2 processes"):
+        make_optimizer(model, loss, make_settings(record=True), Processes(0, 2))
 
 
 def test_a_run_goes_on_where_there_are_none(

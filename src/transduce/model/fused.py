@@ -3,10 +3,12 @@
 They are installed by whoever trains, and used by the bricks for whatever they suit; everything works without them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
@@ -81,6 +83,28 @@ class SquareProducts(Protocol):
         """left · right, of (M, R, R) and (M, R, C), mixed."""
 
 
+class LossRecorder(Protocol):
+    """Computes losses of batches that come in few sizes: on a GPU each size is recorded, and played from then on."""
+
+    def __call__(
+        self, size: Hashable, numbers: NDArray[np.int64], compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """A loss, whose gradients have to be asked for before the next one is computed.
+
+        Args:
+            size: which way the computation takes, whatever the numbers are.
+            numbers: the batch, as many as ever with this size.
+            compute: takes them, on the model's device, to two scalars. It asks for no value on the way, and reads
+                nothing else that changes but parameters. The first scalar has gradients by them.
+
+        Returns:
+            What `compute` does.
+
+        Raises:
+            TransduceError: something in it cannot be recorded.
+        """
+
+
 class PackedAttention(Protocol):
     """Attention among the sentences of a packed batch (`packing.py`)."""
 
@@ -114,6 +138,9 @@ class PackedAttention(Protocol):
         Returns:
             (1, N, D): what the layer's bricks compute one after another.
         """
+
+    def record_losses(self, model: nn.Module) -> LossRecorder:
+        """Of a model in training."""
 
 
 class TrainingKernels(SquareProducts, Protocol):

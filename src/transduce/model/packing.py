@@ -41,3 +41,5 @@ class PackedBatch(NamedTuple):
     target_packing: Packing
     labels: Tensor
     """The pieces to predict, int64, (1, N)."""
+    present: Tensor | None = None
+    """Which of them count, (N,), where rooms are larger than what is in them; None: all."""

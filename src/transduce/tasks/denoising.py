@@ -91,6 +91,7 @@ class Denoising(TextKind):
 
     name = "denoising"
     may_be_prepared = True
+    may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
     own_settings = ("noise",)
     idle_filters = ("drop_identical",)
@@ -113,7 +114,8 @@ class Denoising(TextKind):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """That of translating the spoilt text."""
         assert isinstance(model, Transformer | Recurrent)
-        return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss
+        training = resolved.training
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
         """Batches of lines, spoilt."""

@@ -106,6 +106,8 @@ class TaskKind(ABC, Generic[C]):
     """The kinds of model that can do it; the first is the usual one."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
     """What the best model may be chosen by, `training.best_by`."""
+    may_be_recorded: ClassVar[bool] = False
+    """Whether its steps take part in `training.record`."""
     label_smoothing: ClassVar[float] = 0.1
     own_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `task.*` that are this kind's."""

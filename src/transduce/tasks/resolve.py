@@ -39,6 +39,7 @@ _AS_SAID = (
     "beta2",
     "epsilon",
     "clip_norm",
+    "record",
     "sharded",
     "report_every",
     "validate_every",
@@ -104,6 +105,23 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
+    _check_recording(settings, machine)
+
+
+def _check_recording(settings: Settings, machine: Machine) -> None:
+    """What can be recorded is what packed batches are computed by."""
+    said, kind = settings.training, kind_of(settings.task.kind)
+    if not said.record:
+        return
+    obstacle = None
+    if not kind.may_be_recorded:
+        obstacle = f"steps of `task.kind` = {kind.name} are not recorded"
+    elif machine.device == "cpu":
+        obstacle = "there is no GPU"
+    elif "torch" in (said.kernels, choose_kernels(machine.device, machine.threads, compiled=said.compile).value):
+        obstacle = "`training.kernels` is torch"
+    if obstacle:
+        raise TransduceError(f"`training.record` is true, but {obstacle}: leave it out.")
 
 
 def resolve_training(

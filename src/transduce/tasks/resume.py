@@ -22,6 +22,7 @@ _CHANGEABLE = {
         "learning_rate",
         "compile",
         "kernels",
+        "record",
         "sharded",
         "report_every",
         "validate_every",

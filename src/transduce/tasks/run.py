@@ -200,7 +200,10 @@ class Run:
                 kernels = choose_kernels(self.machine.device, self.machine.threads, compiled=compiled).value
         if "compile" not in said and compiled:
             compiled = self.machine.device != "cpu" and why_no_triton(self.machine.device) is None
-        training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled)
+        record = settings.training.record
+        if "record" not in said:
+            record = record and kernels == "native" and self.machine.device != "cpu"
+        training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled, record=record)
         return msgspec.structs.replace(settings, training=training)
 
 

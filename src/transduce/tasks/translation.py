@@ -23,8 +23,6 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import ModelConfig
 from transduce.model.config_rules import IDLE_OF_RECURRENT
 from transduce.model.fast import temporary_twin
-from transduce.model.fused import training_kernels
-from transduce.model.packing import PackedBatch
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.runtime.opening import load
@@ -44,8 +42,8 @@ from transduce.text.vocabulary import BACK_TRANSLATED
 from transduce.training.ahead import to_device
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, cross_entropy_of_rows, projected_cross_entropy
-from transduce.training.packed import pack
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.packed_loss import PackedLoss
 from transduce.training.settings import BestBy
 
 # Of so many that were all right, at most 3 % of all others are wrong, by 95 %.
@@ -62,15 +60,23 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
 class TranslationTask:
     """The loss of a batch under a model."""
 
-    def __init__(self, model: EncoderDecoder, *, label_smoothing: float) -> None:
+    def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
+        """Of a model, in training or not.
+
+        Args:
+            model: any that takes a source to a target.
+            label_smoothing: ε of section 5.4.
+            record: whether steps of training are recorded, where batches are packed (`training/packed_loss.py`).
+        """
         self.model = model
         self.label_smoothing = label_smoothing
+        self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
 
     def loss(self, batch: Batch) -> Loss:
         """Teacher-forced cross-entropy, summed over the target tokens."""
-        model, device = self.model, self.model.source_weight.device
-        if isinstance(model, Transformer) and (packed := _pack(model, batch)) is not None:
-            return self._packed_loss(model, packed)
+        if self._packed is not None and (found := self._packed(batch)) is not None:
+            return found
+        device = self.model.source_weight.device
         source = to_device(batch.source, device)
         target = to_device(batch.target, device)
         config = self.model.config
@@ -83,28 +89,6 @@ class TranslationTask:
             frozen_row=config.frozen_row,
             label_smoothing=self.label_smoothing,
         )
-
-    def _packed_loss(self, model: Transformer, packed: PackedBatch) -> Loss:
-        hidden, weight = model.logit_factors(model.packed_hidden(packed))
-        return cross_entropy_of_rows(
-            hidden[0],
-            weight,
-            packed.labels[0],
-            frozen_row=model.config.frozen_row,
-            label_smoothing=self.label_smoothing,
-        )
-
-
-def _pack(model: Transformer, batch: Batch) -> PackedBatch | None:
-    """The batch without its padding, where kernels want it like that."""
-    kernels, config = training_kernels(), model.config
-    packed = None if kernels is None else kernels.packed
-    if packed is None or not model.can_be_packed:
-        return None
-    device, longest = model.source_weight.device, max(batch.source.shape[1], batch.target.shape[1])
-    if not packed.suits(config, longest, model.source_weight):
-        return None
-    return pack(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, device=device)
 
 
 class DevSet:
@@ -171,6 +155,7 @@ class Translation(TextKind):
 
     name = "translation"
     may_be_prepared = True
+    may_be_recorded = True
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
@@ -202,7 +187,8 @@ class Translation(TextKind):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
-        return TranslationTask(model, label_smoothing=resolved.training.label_smoothing).loss
+        training = resolved.training
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record).loss
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
         """The loss of all dev pairs, and greedy translations of some."""

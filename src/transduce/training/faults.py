@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from transduce.durable import write_file
 from transduce.training.loss import Loss
+from transduce.training.packed_loss import nothing_recorded
 
 FOLDER = "faults"
 _MOST_FILES = 50  # of a run; later faults are told only
@@ -123,7 +124,8 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
-        with torch.compiler.set_stance("force_eager"):  # compiled layers have no place for hooks
+        # Compiled layers and recorded steps have no place for hooks.
+        with torch.compiler.set_stance("force_eager"), nothing_recorded():
             compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
     return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])

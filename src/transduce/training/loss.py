@@ -65,10 +65,22 @@ def projected_cross_entropy(
 
 
 def cross_entropy_of_rows(
-    rows: Tensor, weight: Tensor, chosen: Tensor, *, frozen_row: int | None = None, label_smoothing: float = 0.0
+    rows: Tensor,
+    weight: Tensor,
+    chosen: Tensor,
+    *,
+    present: Tensor | None = None,
+    frozen_row: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> Loss:
-    """The same where no label is padding: of rows (N, D) and labels (N,)."""
-    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight))
+    """The same where no label is padding: of rows (N, D) and labels (N,).
+
+    With `present`, (N,), those rows alone count, but all are computed: how many they are is nothing that a GPU has to
+    be asked, and `tokens` are all. Rows that are not present must be finite, and their labels pieces.
+    """
+    if present is not None:
+        rows = rows * present.to(rows.dtype)[:, None]  # zeros give nothing to the matrix, nor to sums of rows
+    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight), present)
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options
     )
@@ -82,6 +94,8 @@ class _Options(NamedTuple):
     """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
     weight_sum: Tensor | None
     """Where the matrix' gradient is added, in place of being given to PyTorch."""
+    present: Tensor | None = None
+    """Which rows count, (N,); None: all."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -107,8 +121,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             projection.logits(x, chunk)
             at_label = chunk.gather(1, chosen).to(sums)
             probabilities, normalizers = _softmax(chunk, at_label, chosen)
-            likelihood += (normalizers - at_label).sum()
-            log_normalizer += normalizers.sum()
+            likelihood += _sum_present(normalizers - at_label, options.present, part)
+            log_normalizer += _sum_present(normalizers, options.present, part)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
                 projection.back(probabilities, x, by_x, weight_gradient)
@@ -144,6 +158,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 def _scaled(gradient: Tensor | None, slope: Tensor) -> Tensor | None:
     return None if gradient is None else gradient * slope.to(gradient.dtype)
+
+
+def _sum_present(values: Tensor, present: Tensor | None, part: slice) -> Tensor:
+    """Of values of some rows, (N, 1), those that count."""
+    return values.sum() if present is None else (values * present[part, None]).sum()
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.model.gpu.cached_attention import Seen
 from transduce.model.gpu.embedding import embed_step
+from transduce.model.gpu.recording import recording
 from transduce.model.gpu.step import Caches, StepLayer, run_layers
 from transduce.model.layers import DecoderLayer
 from transduce.model.stack import each_layer
@@ -93,19 +94,8 @@ class RecordedStep(Caches):
         return self._out
 
     def _record(self) -> None:
-        device, graph = self.past.device, torch.cuda.CUDAGraph()
-        with _RECORDING:
-            if device not in _STREAMS:
-                _STREAMS[device] = torch.cuda.Stream(device)
-            stream = _STREAMS[device]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")  # other threads go on
-                try:
-                    self._compute()
-                finally:
-                    graph.capture_end()
-            torch.cuda.current_stream(device).wait_stream(stream)
+        with recording(self.past.device) as graph:
+            self._compute()
         graph.replay()
         self._graph = graph
 
@@ -162,8 +152,6 @@ class _Rooms:
 
 _ROOMS: WeakKeyDictionary[Transformer, _Rooms] = WeakKeyDictionary()
 _LOCK = threading.Lock()
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one a GPU, for the library keeps room to work in for each
-_RECORDING = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:

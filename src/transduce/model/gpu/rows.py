@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transduce.model.gpu.programs import rows as programs
+from transduce.model.gpu.seeds import next_seed
 from transduce.model.gpu.sizes import ceil_div, power_of_2
 
 _EIGHTS = 256  # times 8 elements that a program of dropout takes
@@ -26,8 +27,7 @@ class DropNode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        # Drawn on the processor, whose generator is seeded for every batch.
-        ctx.seed, ctx.drop_of_256 = int(torch.empty((), dtype=torch.int64, device="cpu").random_()), drop_of_256
+        ctx.seed, ctx.drop_of_256 = next_seed(), drop_of_256
         ctx.has_residual = residual is not None
         return _drop(ctx, None if residual is None else residual.contiguous(), x.contiguous())
 
@@ -41,7 +41,8 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
     base, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_of_256)
     grid = (ceil_div(count, 8 * _EIGHTS),)
-    programs.drop[grid](base, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, _EIGHTS)
+    is_place = isinstance(ctx.seed, Tensor)
+    programs.drop[grid](base, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, is_place, _EIGHTS)
     return out
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from transduce.model.fused import ALONE, Mixture, Projection, Rows, UpdatedVectors
 from transduce.model.gpu import attention, layers, norms, products, rows, update
+from transduce.model.gpu.recorded_loss import LossRecorder
 from transduce.model.positions import Rotation
 
 _KINDS = (torch.bfloat16, torch.float32)
@@ -15,6 +16,7 @@ class _Packed(attention.PackedHeads):
     """Implements `fused.PackedAttention`."""
 
     run_layer = staticmethod(layers.run_layer)
+    record_losses = staticmethod(LossRecorder)
 
 
 class GpuTraining:

@@ -17,8 +17,13 @@ def _hash(x, seed):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def drop(residual, x, out, seed, count, drop_of_256, scale, HAS_RESIDUAL: tl.constexpr, EIGHTS: tl.constexpr):
+def drop(
+    residual, x, out, seed, count, drop_of_256, scale,
+    HAS_RESIDUAL: tl.constexpr, SEED_IS_PLACE: tl.constexpr, EIGHTS: tl.constexpr,
+):  # fmt: skip
     """An element is dropped by a byte of its own; eight that stand together share two hashes."""
+    if SEED_IS_PLACE:
+        seed = tl.load(seed)
     eighths = tl.program_id(0) * EIGHTS + tl.arange(0, EIGHTS)
     lanes = tl.arange(0, 8)[None, :]
     places = eighths[:, None].to(tl.int64) * 8 + lanes

@@ -1,0 +1,149 @@
+"""A loss and its gradients, recorded once and played again, as a GPU does it: nothing is launched by itself.
+
+A step of training launches some 700 programs, and where the model is small the processor takes longer to ask for them
+than the GPU to run them. What is recorded reads its batch and the seeds of its dropouts at fixed places. So batches
+come in few sizes, and each size is recorded when it comes the second time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.model.dropout import Dropout
+from transduce.model.gpu import seeds
+from transduce.model.gpu.recording import Pool, recording
+
+Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
+_MOST_SIZES = 64  # that are kept, each a few megabytes of the GPU's memory
+
+
+class LossRecorder:
+    """Implements `fused.LossRecorder`. All that it records shares one memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
+        self._known: OrderedDict[Hashable, _RecordedLoss] = OrderedDict()
+        self._pool: Pool = None
+        self.turn = 0
+        """How often a loss was played: its gradients must be asked for before the next one is."""
+
+    def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
+        """See `fused.LossRecorder`."""
+        drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
+        key = size, drops
+        if key not in self._known:
+            device = next(self._model.parameters()).device
+            self._known[key] = _RecordedLoss(self, compute, len(numbers), device)
+            if len(self._known) > _MOST_SIZES:
+                self._known.popitem(last=False)  # the one that was longest not asked for
+        self._known.move_to_end(key)
+        return self._known[key](numbers)
+
+    def record(self, loss: "_RecordedLoss") -> None:
+        """Has both passes written down.
+
+        Raises:
+            TransduceError: something in them cannot be recorded.
+        """
+        torch.cuda.empty_cache()  # what is launched by itself needs no room any more, and what is recorded has its own
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            loss.record(self._pool, list(self._model.buffers()))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise TransduceError(
+                f"`training.record` is true, but a step of this model cannot be recorded ({reason}): leave it out."
+            ) from error
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether anything is; elsewhere each batch is computed as the first one of its size."""
+    return device.type == "cuda"
+
+
+class _RecordedLoss:
+    """Of batches of one size."""
+
+    def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
+        self._recorder, self._compute = recorder, compute
+        self._places = torch.zeros(count + seeds.MOST, dtype=torch.int64, device=device)
+        self._slope = torch.ones((), device=device)
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._launched: Tensor | None = None
+        self._out: tuple[Tensor, Tensor] | None = None
+        self._read: list[Tensor] = []
+
+    def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        given = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
+        self._places.copy_(given.pin_memory() if self._places.is_cuda else given, non_blocking=True)
+        if self._graphs is None and self._out is not None and can_record(self._places.device):
+            self._recorder.record(self)
+        return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
+
+    def launch(self) -> tuple[Tensor, Tensor]:
+        """What is recorded, operation by operation."""
+        count = len(self._places) - seeds.MOST
+        with torch.enable_grad(), seeds.seeds_from(self._places[count:]):
+            return self._compute(self._places[:count])
+
+    def record(self, pool: Pool, read: list[Tensor]) -> None:
+        """Writes down both passes; what they read beside parameters stays as long as they do."""
+        device = self._places.device
+        with recording(device, pool) as forward:
+            total, likelihood = self.launch()
+        with recording(device, pool) as backward:
+            total.backward(self._slope)
+        self._out, self._read = (total.detach(), likelihood.detach()), read
+        self._graphs = forward, backward
+
+    def play(self) -> tuple[int, tuple[Tensor, Tensor]]:
+        """The way there; gives the turn that it was, and what came out."""
+        if self._graphs is not None:
+            self._graphs[0].replay()
+        else:  # a batch like any other; a recording then finds everything ready
+            self._launched, likelihood = self.launch()
+            self._out = self._launched.detach(), likelihood.detach()
+        assert self._out is not None
+        self._recorder.turn += 1
+        return self._recorder.turn, (self._out[0].clone(), self._out[1].clone())
+
+    def play_back(self, turn: int, slope: Tensor) -> None:
+        """The way back of that turn, from the gradient by the total."""
+        if turn != self._recorder.turn:
+            raise RuntimeError(
+                "the gradients of this batch are no longer there: they were asked for before, or another was computed"
+            )
+        self._recorder.turn += 1  # once
+        if self._graphs is not None:
+            self._slope.copy_(slope)
+            self._graphs[1].replay()
+        elif self._launched is not None:
+            self._launched.backward(slope)
+            # Its graph knows on which stream gradients arrive. A recording on another one must not meet it.
+            self._launched = None
+
+
+class _Played(torch.autograd.Function):
+    """Both passes as one node of PyTorch's graph. Gradients go where they are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        ctx.loss = loss
+        ctx.turn, (total, likelihood) = loss.play()
+        ctx.mark_non_differentiable(likelihood)
+        return total, likelihood
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.loss.play_back(ctx.turn, gradients[0])
+        return None, None

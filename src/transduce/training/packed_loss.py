@@ -1,0 +1,92 @@
+"""The loss of a packed batch, where kernels want batches like that; each is computed by itself, or recorded.
+
+Legend: N target pieces of all sentences.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch
+from transduce.model.fused import LossRecorder, PackedAttention, training_kernels
+from transduce.model.packing import PackedBatch
+from transduce.model.transformer import Transformer
+from transduce.training.ahead import to_device
+from transduce.training.loss import Loss, cross_entropy_of_rows
+from transduce.training.packed import LaidOut, lay_out, unpack
+
+
+class _Recording:
+    """Whether anybody looks at what goes on inside a step, which a recorded one shows nobody."""
+
+    is_watched = False
+
+
+@contextmanager
+def nothing_recorded() -> Iterator[None]:
+    """In the body of `with`, hooks of modules and gradients see every batch."""
+    before, _Recording.is_watched = _Recording.is_watched, True
+    try:
+        yield
+    finally:
+        _Recording.is_watched = before
+
+
+class PackedLoss:
+    """Teacher-forced cross-entropy of a Transformer, summed over the target tokens."""
+
+    def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
+        """Of a model, in training or not; `record`: steps of training are recorded, of one process alone."""
+        self._model, self._label_smoothing, self._records = model, label_smoothing, record
+        self._recorder: LossRecorder | None = None
+
+    def __call__(self, batch: Batch) -> Loss | None:
+        """None where the batch is better left as it is."""
+        model, config = self._model, self._model.config
+        packed = _packed_attention(model, batch)
+        if packed is None:
+            return None
+        records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
+        longest = config.max_positions if config.positions == "learned" else 1 << 30
+        laid = lay_out(
+            batch.source,
+            batch.target,
+            pad_id=config.pad_id,
+            start_id=config.start_id,
+            rooms_for=longest if records else None,
+        )
+        if laid is None:
+            return None
+        if records:
+            self._recorder = self._recorder or packed.record_losses(model)
+            return self._play(self._recorder, laid, batch.target_tokens)
+        return self._loss(unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+
+    def _play(self, recorder: LossRecorder, laid: LaidOut, tokens: int) -> Loss:
+        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            return self._loss(unpack(numbers, laid.size))[:2]
+
+        return Loss(*recorder(laid.size, laid.numbers, compute), tokens)
+
+    def _loss(self, packed: PackedBatch) -> Loss:
+        hidden, weight = self._model.logit_factors(self._model.packed_hidden(packed))
+        return cross_entropy_of_rows(
+            hidden[0],
+            weight,
+            packed.labels[0],
+            present=packed.present,
+            frozen_row=self._model.config.frozen_row,
+            label_smoothing=self._label_smoothing,
+        )
+
+
+def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
+    """By which kernels a packed batch is computed; None where it is not to be packed."""
+    kernels = training_kernels()
+    packed = None if kernels is None else kernels.packed
+    longest = max(batch.source.shape[1], batch.target.shape[1])
+    if packed is None or not model.can_be_packed or not packed.suits(model.config, longest, model.source_weight):
+        return None
+    return packed
