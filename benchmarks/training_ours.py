@@ -15,8 +15,23 @@ from transduce.model.precision import DTYPES, Precision
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
+from transduce.training.ahead import BatchesAhead
 from transduce.training.choices import choose_accumulate, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
+
+
+class Steps:
+    """Batches that are there already, each in its parts; on a GPU `transduce train` lays the next one out meanwhile."""
+
+    def __init__(self, steps: list[list[Batch]]) -> None:
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def batch(self, epoch: int, position: int) -> list[Batch]:  # noqa: ARG002
+        """One of them, the same in every epoch."""
+        return self._steps[position]
 
 
 def main() -> None:
@@ -41,12 +56,18 @@ def main() -> None:
             for s, t in zip(np.array_split(source, count), np.array_split(target, count), strict=True)
         ]
 
-    steps = [make_parts(source, target) for source, target in pairs]
+    steps = Steps([make_parts(source, target) for source, target in pairs])
+
+    def look_ahead(parts: list[Batch]) -> None:
+        for part in parts:
+            task.look_ahead(part)
+
+    batches = steps if work.device == "cpu" else BatchesAhead(steps, look_ahead)
 
     def step(number: int) -> None:
-        tokens = 0
-        for part in steps[number]:
-            optimizer.begin_batch(last=part is steps[number][-1])
+        tokens, parts = 0, batches.batch(0, number)
+        for part in parts:
+            optimizer.begin_batch(last=part is parts[-1])
             loss = task.loss(part)
             loss.total.backward()
             optimizer.collect_gradient()

@@ -53,6 +53,7 @@ from transduce.search.greedy import Walk, greedy_search, take_best
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.tasks.translation import TranslationTask
+from transduce.training import packed_loss
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.packed_loss import nothing_recorded
 from transduce.training.settings import OptimizerName, ResolvedTraining
@@ -333,6 +334,8 @@ def losses(
         for number in range(steps):
             owner.begin_batch(last=True)
             torch.manual_seed(number)
+            if number % 2:
+                task.look_ahead(batches[1])
             loss = task.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
@@ -471,6 +474,9 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         with pytest.raises(RuntimeError, match="no longer there"):
             second.total.backward()
         owner.forget_gradient()
+        task.look_ahead(batch)
+        with mock.patch.object(packed_loss, "lay_out", side_effect=AssertionError):  # it is laid out already
+            compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         with nothing_recorded():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped

@@ -1,5 +1,6 @@
 """Compiled layers compute what they did; the batches made ahead are the same ones."""
 
+import threading
 from typing import NamedTuple
 
 import msgspec
@@ -134,6 +135,15 @@ def test_batches_made_ahead_are_the_same_batches() -> None:
     assert ahead.batch(6, 0) == Pair(6, 0)
     assert counted.made[:7] == wanted
     assert len(ahead) == 3
+
+
+def test_each_batch_is_looked_at_in_another_thread() -> None:
+    seen: list[tuple[Pair, bool]] = []
+    ahead = BatchesAhead(Counted(), lambda batch: seen.append((batch, threading.current_thread() is not own)))
+    own = threading.current_thread()
+    for number in range(3):
+        assert ahead.batch(0, number) in [batch for batch, _ in seen]
+    assert all(elsewhere for _, elsewhere in seen)
 
 
 def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:

@@ -115,7 +115,7 @@ class Denoising(TextKind):
         """That of translating the spoilt text."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record).loss
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
         """Batches of lines, spoilt."""

@@ -72,6 +72,15 @@ class TranslationTask:
         self.label_smoothing = label_smoothing
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
 
+    def __call__(self, batch: Batch) -> Loss:
+        """The same as `loss`."""
+        return self.loss(batch)
+
+    def look_ahead(self, batch: Batch) -> None:
+        """See `training/ahead.py:LooksAhead`."""
+        if self._packed is not None:
+            self._packed.look_ahead(batch)
+
     def loss(self, batch: Batch) -> Loss:
         """Teacher-forced cross-entropy, summed over the target tokens."""
         if self._packed is not None and (found := self._packed(batch)) is not None:
@@ -188,7 +197,7 @@ class Translation(TextKind):
         """Teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record).loss
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
         """The loss of all dev pairs, and greedy translations of some."""

@@ -1,7 +1,8 @@
 """Input for a GPU: the next batch is made while this one is computed, and copied without waiting."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
@@ -18,14 +19,23 @@ class Batches(Protocol):
         """One of them."""
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A loss that can do some of its work on a batch before that has its turn."""
+
+    def look_ahead(self, batch: Any) -> None:
+        """Does it, on the processor, in any thread."""
+
+
 class BatchesAhead:
     """The same batches, each made by a thread of its own while the one before it is computed.
 
     A thread that is idle anyway does this beside a GPU. On a CPU it would take time from the computation.
     """
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
+    def __init__(self, batches: Batches, look_ahead: Callable[[Any], None] | None = None) -> None:
+        """Of these; `look_ahead` is called with each in the thread."""
+        self._batches, self._look_ahead = batches, look_ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
@@ -43,7 +53,13 @@ class BatchesAhead:
         return batch
 
     def _begin(self, place: tuple[int, int]) -> "Future[Any]":
-        return self._thread.submit(self._batches.batch, *place)
+        return self._thread.submit(self._make, place)
+
+    def _make(self, place: tuple[int, int]) -> Any:
+        batch = self._batches.batch(*place)
+        if self._look_ahead is not None:
+            self._look_ahead(batch)
+        return batch
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ Legend: N target pieces of all sentences.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -41,28 +42,37 @@ class PackedLoss:
         """Of a model, in training or not; `record`: steps of training are recorded, of one process alone."""
         self._model, self._label_smoothing, self._records = model, label_smoothing, record
         self._recorder: LossRecorder | None = None
+        self._ahead: WeakKeyDictionary[Batch, LaidOut] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
         """None where the batch is better left as it is."""
-        model, config = self._model, self._model.config
+        model = self._model
         packed = _packed_attention(model, batch)
         if packed is None:
             return None
         records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
-        longest = config.max_positions if config.positions == "learned" else 1 << 30
-        laid = lay_out(
-            batch.source,
-            batch.target,
-            pad_id=config.pad_id,
-            start_id=config.start_id,
-            rooms_for=longest if records else None,
-        )
+        laid = self._ahead.pop(batch, None)
+        if laid is None or laid.size.counted != records:
+            laid = self._lay_out(batch, in_rooms=records)
         if laid is None:
             return None
         if records:
             self._recorder = self._recorder or packed.record_losses(model)
             return self._play(self._recorder, laid, batch.target_tokens)
         return self._loss(unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+
+    def look_ahead(self, batch: Batch) -> None:
+        """Lays a batch of training out before it is computed; see `ahead.LooksAhead`."""
+        if _packed_attention(self._model, batch) is not None:
+            laid = self._lay_out(batch, in_rooms=self._records)
+            if laid is not None:
+                self._ahead[batch] = laid
+
+    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> LaidOut | None:
+        config = self._model.config
+        longest = config.max_positions if config.positions == "learned" else 1 << 30
+        rooms_for = longest if in_rooms else None
+        return lay_out(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, rooms_for=rooms_for)
 
     def _play(self, recorder: LossRecorder, laid: LaidOut, tokens: int) -> Loss:
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
