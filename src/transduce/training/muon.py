@@ -28,8 +28,9 @@ _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
 # for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
-# Of matrices that are made orthogonal at a time, about: enough for the products to be large.
-_MOST_ELEMENTS = 1 << 22
+# Of matrices that are made orthogonal at a time, about: on a CPU enough for the products to be large; on a GPU, which
+# takes longer to be asked than to multiply, most of a model, whose room is small beside that of a step.
+_MOST_ELEMENTS, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 26
 
 # A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
@@ -137,7 +138,8 @@ class Muon:
         self._decay = settings.momentum
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
-        self._groups = _some_at_a_time(weights, self._processes.count)
+        most = _MOST_ELEMENTS if master.device.type == "cpu" else _MOST_ELEMENTS_OF_GPU
+        self._groups = _some_at_a_time(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
         """One update by the gradient, with Nesterov's momentum."""
@@ -198,10 +200,10 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _some_at_a_time(weights: Mapping[str, Weight], processes: int) -> list[list[str]]:
+def _some_at_a_time(weights: Mapping[str, Weight], processes: int, most: int) -> list[list[str]]:
     """Names in groups that are small beside the model, so that little is held twice, and the processes share them."""
     sizes = {name: sum(weight.rows) * weight.held[1] for name, weight in weights.items()}
-    most = min(_MOST_ELEMENTS, sum(sizes.values()) // processes)
+    most = min(most, sum(sizes.values()) // processes)
     groups: list[list[str]] = []
     elements = most
     for name, size in sizes.items():
