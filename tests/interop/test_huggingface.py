@@ -23,7 +23,8 @@ from transduce.interop.huggingface_families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 OpenFolder = Callable[[Path], tuple[Any, Any]]

@@ -16,7 +16,8 @@ from transduce.interop.onnx import longest_sequence, onnx_obstacles, write_onnx
 from transduce.interop.onnx_model import OnnxModel
 from transduce.model.config import RotaryScaling
 from transduce.runtime.comparison import Comparison
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.translator import Translator
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'transduce[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")

@@ -234,7 +234,7 @@ def test_logits_are_the_projected_last_layer() -> None:
     assert isinstance(one, NativeState)
     for piece in (0, 9):
         pieces = torch.full((5, 1), piece)
-        assert torch.equal(one.logits(pieces), model.project(other.step(pieces)))
+        assert torch.equal(one.step_to_logits(pieces)[1], model.project(other.step(pieces)))
 
 
 @pytest.mark.parametrize("changes", LEFT_TO_OTHERS, ids=str)

@@ -84,7 +84,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(precision: str) -> None:
         for prompts, lengths in ((PROMPTS, LENGTHS), (PROMPTS[:1], LENGTHS[:1])):
             state = start_prompts(model, prompts, lengths)
             assert isinstance(state, NativePromptState)
-            steps = [state.logits(torch.full((len(prompts), 1), piece)).clone() for piece in (0, 7, 9, 4)]
+            steps = [state.step_to_logits(torch.full((len(prompts), 1), piece))[1].clone() for piece in (0, 7, 9, 4)]
             found.append(torch.stack(steps)[:, 0])
     torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found)
@@ -99,7 +99,7 @@ def test_a_text_that_is_given_has_the_logits_of_its_steps(precision: str) -> Non
     state = start_prompts(model, torch.tensor([text[:2]]), torch.tensor([2]))
     assert isinstance(state, NativePromptState)
     for place, piece in enumerate([PAD, *text[2:]], start=1):
-        found = state.logits(torch.tensor([[piece]]))[0, 0]
+        found = state.step_to_logits(torch.tensor([[piece]]))[1][0, 0]
         assert float((found - whole[place]).norm() / whole[place].norm()) < 2e-3  # a number may round the other way
 
 

@@ -91,7 +91,7 @@ def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple
 def first_logits(model: Transformer) -> Tensor:
     state = start_fast(model, SOURCES)
     assert isinstance(state, NativeState)
-    return state.logits(torch.full((len(SOURCES), 1), 7)).clone()
+    return state.step_to_logits(torch.full((len(SOURCES), 1), 7))[1].clone()
 
 
 # --- products -----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) 
     state = start_fast(model, SOURCES[:1])
     assert isinstance(state, NativeState)
     for place, piece in enumerate(target[0]):
-        torch.testing.assert_close(state.logits(piece.view(1, 1))[0, 0], whole[place], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(state.step_to_logits(piece.view(1, 1))[1][0, 0], whole[place], rtol=1e-5, atol=1e-4)
 
 
 # --- the model and its twin ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import build_encoder_decoder
-from transduce.runtime.decoding import pad
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.opening import load
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
 from transduce.runtime.scorer import TransformerScorer

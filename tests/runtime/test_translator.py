@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.runtime.decoding import pad
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.opening import load
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator

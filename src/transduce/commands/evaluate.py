@@ -10,6 +10,7 @@ import msgspec
 
 from transduce.commands.options import (
     add_computing,
+    add_examples,
     add_glossary,
     add_scoring,
     add_search,
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tell besides what BLEU would be with other tokenizers and cases, and by other searches",
     )
     add_glossary(parser)
+    add_examples(parser)
     add_scoring(parser)
     add_search(parser)
     add_computing(parser)
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Translates the source, scores the result, prints both scores with their signatures."""
     search = search_settings(options, options.model)
-    inputs = [options.model, options.source, options.reference, options.glossary]
+    inputs = [options.model, options.source, options.reference, options.glossary, options.examples]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_side_by_side(options.source, options.reference)
@@ -75,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
         "tokenize": options.tokenize,
         "lowercase": options.lowercase,
     }
-    named = {"glossary": options.glossary} if glossary else {}
+    used = {"glossary": options.glossary if glossary else None, "examples": options.examples}
+    named = {name: path for name, path in used.items() if path}
     report = score(hypotheses, references, decoding=decoding_record(search, translator.precision) | named, **counting)
     if options.variants:
         others = [

@@ -31,6 +31,7 @@ VERBS = {
     "serve": "translate over HTTP, for LibreTranslate's clients and DeepL's",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
     "review": "find the translations that are doubtful, and look for better ones",
+    "remember": "write down pairs for a model to translate by, without training",
     "score": "tell how probable given translations are",
     "compare": "tell whether the difference between two models or two outputs is real",
     "inspect": "look into one translation: attention, probabilities, the beam's tree",

@@ -114,6 +114,13 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_examples(parser: argparse.ArgumentParser) -> None:
+    """Pairs that the model remembers: --examples."""
+    parser.add_argument(
+        "--examples", metavar="FILE", help="translate by the pairs that `transduce remember` wrote here for this model"
+    )
+
+
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
     """The glossary of `add_glossary`, if there is one."""
     return as_glossary(options.glossary)
@@ -159,6 +166,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
         threads=threads,
         source_language=options.source_language if "source_language" in options else None,
         target_language=options.target_language if "target_language" in options else None,
+        examples=options.examples if "examples" in options else None,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from transduce.commands.options import (
     SEARCHING,
     add_computing,
+    add_examples,
     add_glossary,
     add_languages,
     add_search,
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phrases", metavar="FILE", help="what each line's translation contains: phrases separated by tabs"
     )
     add_glossary(parser)
+    add_examples(parser)
     parser.add_argument(
         "--look-again", action="store_true", help="search once more, wider, for translations that are doubtful"
     )
@@ -120,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     job = make_job(options, folders[0])
     shard = shard_from(options.shard)
     check_options(options)
-    check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary])
+    check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.examples])
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
@@ -226,6 +228,7 @@ def _translated(
         threads=max(1, threads // options.workers),
         source_language=options.source_language,
         target_language=options.target_language,
+        examples=options.examples,
     )
     with Workers(recipe, options.workers) as workers:
         yield from workers.translate(waiting)
@@ -272,7 +275,8 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
     longest = [read_longest_source(Path(folder)) for folder in folders]
-    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest))
+    examples = file_sha256(Path(options.examples)) if options.examples else None
+    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, examples))
 
 
 def _digests(folder: Path) -> list[str]:

@@ -14,7 +14,8 @@ from transduce.errors import TransduceError
 from transduce.given import as_text
 from transduce.inspection.notebook import shaded_table, small_heat_maps
 from transduce.model.attention import AttentionTrace
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.translator import Translator
 from transduce.text.languages import unspaced_characters
 from transduce.text.vocabulary import byte_of
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.inspection.payload import TreeNode
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
-from transduce.runtime.translator import pad
+from transduce.runtime.like_lengths import pad
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.text.vocabulary import Vocabulary
 

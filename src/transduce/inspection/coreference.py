@@ -19,7 +19,8 @@ from transduce.inspection.sentence import sentence_ids
 from transduce.model.attention import AttentionTrace
 from transduce.runtime.filler import Filler
 from transduce.runtime.generator import Generator
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.translator import Translator
 from transduce.text.marks import marks_of
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, piece_spans, split_words

@@ -19,7 +19,8 @@ from transduce.inspection.beam_tree import (
 from transduce.inspection.payload import Candidate, Inspection, Step, WordAlignment, to_bytes
 from transduce.model.attention import AttentionTrace
 from transduce.model.transformer import Transformer
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 

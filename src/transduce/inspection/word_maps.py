@@ -13,8 +13,9 @@ import torch
 from transduce.errors import TransduceError
 from transduce.inspection.alignment_features import Matrix, WordMaps
 from transduce.model.attention import AttentionTrace
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.scoring import MOST_PIECES
-from transduce.runtime.translator import Translator, pad
+from transduce.runtime.translator import Translator
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
 

@@ -15,8 +15,7 @@ from transduce.errors import TransduceError
 from transduce.given import as_path, as_texts
 from transduce.model.encoder import Encoder
 from transduce.model.precision import Precision
-from transduce.runtime.decoding import pad
-from transduce.runtime.like_lengths import of_like_lengths
+from transduce.runtime.like_lengths import of_like_lengths, pad
 from transduce.runtime.placement import place_encoder
 from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card

@@ -57,8 +57,8 @@ class ContinuingScorer:
 
     def _logits(self, newest: Tensor) -> Tensor:
         """(N, 1) to (N, 1, V). Some states project to the vocabulary as well."""
-        of_state: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
-        return self._project(self.state.step(newest)) if of_state is None else of_state(newest)
+        of_state: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
+        return self._project(self.state.step(newest)) if of_state is None else of_state(newest)[1]
 
     def reorder(self, parents: Tensor) -> None:
         """Text w now continues what was text parents[b, w]; (B, W)."""

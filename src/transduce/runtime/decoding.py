@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
+from transduce.runtime.examples import Examples, ExampleScorer
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.phrases import forbid_texts, word_edges
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_program import find_search_program
-from transduce.runtime.strict import StrictScorer, check_buckets, strict_scorer
+from transduce.runtime.strict import MOST_SENTENCES, StrictScorer, check_buckets, strict_scorer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.coverage import Coverage
@@ -50,6 +51,8 @@ def begin_search(
     batch: Batch,
     search: SearchSettings,
     more_rules: Sequence[Rule] = (),
+    *,
+    examples: Examples | None = None,
 ) -> Search:
     """A search at its first step.
 
@@ -59,6 +62,7 @@ def begin_search(
         batch: what is to be translated.
         search: how.
         more_rules: applied after those that the settings ask for.
+        examples: of the model, where it is one, by which the next pieces are chosen too.
 
     Raises:
         TransduceError: a model is in training, or has not the attention that the settings ask for.
@@ -73,6 +77,8 @@ def begin_search(
     attentive = _follows_attention(search, width)
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
+    if examples is not None and isinstance(scorer, TransformerScorer):
+        scorer = ExampleScorer(scorer, examples.of_batch(models[0], batch.source_ids))
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
@@ -105,6 +111,19 @@ def begin_search(
             scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
         )
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+
+
+def most_sentences(search: SearchSettings, examples: Examples | None) -> int | None:
+    """Sentences of a batch; None: as many as there is room for.
+
+    Raises:
+        TransduceError: the search does not go together with examples.
+    """
+    if examples is None:
+        return MOST_SENTENCES if search.strict else None
+    if search.strict:
+        raise TransduceError("Strict results are a model's alone, but there are examples: leave them or --strict out.")
+    return examples.most_sentences
 
 
 def most_positions(models: Sequence[EncoderDecoder]) -> int:
@@ -240,9 +259,3 @@ def check_phrases(
         for text in search.forbidden:
             if mentions(phrase, text):
                 raise TransduceError(f"A translation must contain `{phrase}`, but `{text}` is forbidden in it.")
-
-
-def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
-    """Rows of ids as one tensor (B, S), filled up at the right, `width` wide at least."""
-    width = max(width, *(len(row) for row in rows))
-    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 
 def pieces_at_once(device: torch.device) -> int:
@@ -27,3 +28,9 @@ def of_like_lengths(lengths: Sequence[int], most_pieces: int) -> Iterator[list[i
         batch.append(place)
     if batch:
         yield batch
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
+    """Rows of ids as one tensor (B, S), filled up at the right, `width` wide at least."""
+    width = max(width, *(len(row) for row in rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)

@@ -39,6 +39,7 @@ def load(
     threads: int | None = ...,
     source_language: str | None = ...,
     target_language: str | None = ...,
+    examples: str | Path | None = ...,
 ) -> Translator: ...
 @overload
 def load(
@@ -95,6 +96,7 @@ def load(
     threads: int | None = ...,
     source_language: str | None = ...,
     target_language: str | None = ...,
+    examples: str | Path | None = ...,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
 def load(
     folder: str | Path | Sequence[str | Path],
@@ -105,6 +107,7 @@ def load(
     threads: int | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
+    examples: str | Path | None = None,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
     """Opens a model folder: a `Translator`, or what its model was trained for.
 
@@ -121,6 +124,7 @@ def load(
         threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
         source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
         target_language: to translate into, where it has.
+        examples: a file of pairs that a translator's model remembers (`transduce remember`): it translates by them.
 
     Raises:
         TransduceError: a folder or an option is not what it should be.
@@ -137,6 +141,8 @@ def load(
                 f"Languages are told to models that translate, but the one in {folder} is for `{found}`: leave "
                 f"`{source_language or target_language}` out."
             )
+        if examples is not None:
+            raise TransduceError(f"Examples are for models that translate, but the one in {folder} is for `{found}`.")
         return _LOADERS[found](folder, precision=precision, device=device, threads=threads)
     return load_translator(
         folder,
@@ -145,6 +151,7 @@ def load(
         threads=threads,
         source_language=source_language,
         target_language=target_language,
+        examples=examples,
     )
 
 

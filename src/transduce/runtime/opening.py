@@ -9,6 +9,7 @@ from transduce.errors import TransduceError
 from transduce.given import as_paths
 from transduce.model.precision import Precision
 from transduce.runtime.ensembles import check_vocabularies
+from transduce.runtime.examples import read_examples
 from transduce.runtime.folder import read_encoder_decoder_folder
 from transduce.runtime.languages import with_languages
 from transduce.runtime.machine import detect_machine
@@ -26,6 +27,7 @@ def load(
     threads: int | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
+    examples: str | Path | None = None,
 ) -> Translator:
     """Opens a model folder, or several whose models translate together; they search as the first one's folder says.
 
@@ -37,6 +39,7 @@ def load(
         threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
         source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
         target_language: to translate into, where it has.
+        examples: a file of pairs that the model remembers, by `transduce remember`: it translates by them.
 
     Raises:
         TransduceError: a folder or an option is not what it should be.
@@ -59,4 +62,5 @@ def load(
         search=read_search_settings(folders[0]),
         ensemble=others,
         longest_source=min(map(read_longest_source, folders)),
+        examples=None if examples is None else read_examples(examples, first),
     )

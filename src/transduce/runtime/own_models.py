@@ -13,7 +13,7 @@ from transduce.interop.exported import Ids
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.runtime.continuing import ContinuingScorer
-from transduce.runtime.decoding import pad
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.translator import Translator
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings

@@ -15,9 +15,8 @@ from transduce.errors import TransduceError
 from transduce.given import as_path, as_texts
 from transduce.model.precision import Precision
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import pad
 from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.like_lengths import of_like_lengths, pieces_at_once
+from transduce.runtime.like_lengths import of_like_lengths, pad, pieces_at_once
 from transduce.runtime.placement import place_model
 from transduce.runtime.scorer import TransformerScorer
 from transduce.runtime.search_defaults import read_search_settings

@@ -24,7 +24,7 @@ class TransformerScorer:
         """Encodes source_ids (B, S).
 
         `attention` is there where `attentive` says so, which costs some time. With `all_pieces`, padding and the start
-        symbol have a score like others.
+        symbol have a score like others. `states` are the newest step's, (B, W, D).
         """
         install_kernels()
         self.model = model
@@ -32,7 +32,8 @@ class TransformerScorer:
         self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
         # Some states project to the vocabulary as well.
-        self._logits: Callable[[Tensor], Tensor] | None = getattr(self.state, "logits", None)
+        self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
+        self.states = torch.empty(0)
         config = model.config
         self.never_written = [] if all_pieces else config.never_written
         self.trace = AttentionTrace() if attentive else None
@@ -44,9 +45,10 @@ class TransformerScorer:
         if self.trace is not None:
             self.trace = AttentionTrace()
         if self._logits is not None:
-            logits = self._logits(pieces)
+            self.states, logits = self._logits(pieces)
         else:
-            logits = self._project(self.state.step(pieces, trace=self.trace))
+            self.states = self.state.step(pieces, trace=self.trace)
+            logits = self._project(self.states)
         for piece in self.never_written:
             logits.select(-1, piece).fill_(float("-inf"))
         return logits

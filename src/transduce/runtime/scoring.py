@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.given import as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.fast import decoded_model, exact_projection
-from transduce.runtime.decoding import pad
+from transduce.runtime.like_lengths import pad
 from transduce.runtime.translation import Alternative, Translation
 from transduce.search.forced import GenerateSettings
 from transduce.search.penalty import length_penalty, power_of_length

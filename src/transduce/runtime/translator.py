@@ -11,7 +11,8 @@ from transduce.errors import TransduceError
 from transduce.given import as_many, as_phrases, as_text, as_texts
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, beam_width, begin_search, check_prefix, most_positions, pad
+from transduce.runtime.decoding import Batch, beam_width, begin_search, check_prefix, most_positions, most_sentences
+from transduce.runtime.examples import Examples
 from transduce.runtime.exhaustion import explaining_exhaustion
 from transduce.runtime.like_lengths import pieces_at_once
 from transduce.runtime.located import checked_translations, locate_all
@@ -21,7 +22,7 @@ from transduce.runtime.phrases import spell_prefix
 from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
 from transduce.runtime.streaming import GrowingText
-from transduce.runtime.strict import MOST_SENTENCES, StrictProof, bucket
+from transduce.runtime.strict import StrictProof, bucket
 from transduce.runtime.substitution import ModelView, put_terms
 from transduce.runtime.summary import summary
 from transduce.runtime.translation import Translation, nothing, translated
@@ -41,8 +42,6 @@ from transduce.text.glossary import Glossary
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
-__all__ = ["Translator", "pad"]
-
 
 class Translator:
     """A model, its tokenizer, and how to search. Call it with a sentence or a list of sentences."""
@@ -57,9 +56,10 @@ class Translator:
         search: SearchSettings | None = None,
         ensemble: Sequence[EncoderDecoder] = (),
         longest_source: int = LONGEST_SOURCE,
+        examples: Examples | None = None,
     ) -> None:
         """With an `ensemble`, the probabilities of the model and of these, which share its tokenizer, are averaged.
-
+        With `examples` of the model, which then must be one, what stood in similar sentences has a say.
         A text of more pieces than `longest_source`, or than the models have positions for, is cut into parts.
         """
         self.model = model
@@ -68,6 +68,7 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
+        self.examples = None if examples is None else examples.of_one(self.models)
         marks = len(tokenizer.source.closed([]))
         self.longest_source = max(1, min(longest_source, most_positions(self.models) - marks))
         self._proof = StrictProof(self._search_sources, tokenizer.source)
@@ -387,11 +388,11 @@ class Translator:
             return (beam_width(search, [part.phrases]), bucket(len(part.ids)) if search.strict else 0)
 
         most = pieces_at_once(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, most_sentences=MOST_SENTENCES if search.strict else None)
+        return batches(parts, most, kind=kind, most_sentences=most_sentences(search, self.examples))
 
     def _begin(self, batch: Batch, search: SearchSettings) -> Search:
         with torch.inference_mode():
-            return begin_search(self.models, self.tokenizer.target, batch, search)
+            return begin_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
         """Without prefixes and phrases, and without a proof."""

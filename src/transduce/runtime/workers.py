@@ -33,6 +33,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     source_language: str | None = None
     """As `load` takes them, for models with tags of languages."""
     target_language: str | None = None
+    examples: str | None = None
 
 
 class _Worker:
@@ -142,6 +143,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             threads=recipe.threads,
             source_language=recipe.source_language,
             target_language=recipe.target_language,
+            examples=recipe.examples,
         )
         for message in waiting:
             text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))

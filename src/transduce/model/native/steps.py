@@ -57,10 +57,13 @@ class NativeSteps:
             raise ValueError("attention weights are not kept here: use the model's own state")
         return self.advance(pieces)[0].view(*pieces.shape, -1)
 
-    def logits(self, pieces: Tensor) -> Tensor:
-        """Logits after each hypothesis' newest piece, (B, W) to (B, W, V). They hold until the next step."""
-        logits: Tensor = self.advance(pieces)[1].unflatten(0, pieces.shape)
-        return logits
+    def step_to_logits(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
+        """The last layer and the logits after each hypothesis' newest piece, (B, W) to (B, W, D) and (B, W, V).
+
+        The logits hold until the next step.
+        """
+        states, logits = (found.unflatten(0, pieces.shape) for found in self.advance(pieces))
+        return states, logits
 
     def advance(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """The last layer, (B × W, D), and the logits, (B × W, V)."""

@@ -1,0 +1,224 @@
+"""Translating by examples: what a model was about to write in sentences like this one, and what stood there.
+
+A model remembers pairs as the states from which their pieces were written. Of a sentence's nearest pairs, the nearest
+states to the present one vote for the next piece, beside the model itself (Khandelwal et al. 2021, "Nearest Neighbor
+Machine Translation"; only pairs with a similar source are asked: Deguchi et al. 2023, "Subset Retrieval Nearest
+Neighbor Machine Translation"). So a model knows new pairs without being trained on them.
+Legend: P pairs, N target positions of all pairs, D model width, B sentences, W hypotheses of each, M positions of a
+sentence's nearest pairs, K states that vote, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.model.build import EncoderDecoder
+from transduce.model.fast import decoded_model
+from transduce.runtime.like_lengths import pad
+from transduce.runtime.scorer import TransformerScorer
+from transduce.search.vocabulary import log_normalizer
+
+Ids = Sequence[Sequence[int]]
+"""Pieces of sentences, with their end symbols."""
+
+FORMAT_VERSION = 1
+CARD = "transduce.examples"
+PAIRS, STATES = 256, 16  # of a sentence's nearest pairs, and of their states, so many are asked
+_MOST_ELEMENTS = 1 << 26  # of the states of a batch's nearest pairs: 256 MB
+_ROWS = 1 << 16  # of pairs that are compared at a time
+_MOST_DIFFERENCE = 0.1  # of a state by another precision, beside its own size
+
+
+class ExampleCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How examples are used."""
+
+    format_version: int = FORMAT_VERSION
+    pairs: int
+    weight: float
+    """Of the examples' votes; the rest is the model's."""
+    temperature: float
+    """Squared distances are divided by it."""
+
+
+class Remembered(NamedTuple):
+    """What is known of pairs."""
+
+    states: Tensor
+    """The decoder's last layer before each piece of the targets, float16, (N, D)."""
+    labels: Tensor
+    """These pieces, end symbols among them, int32, (N,)."""
+    starts: Tensor
+    """Of each pair's positions, and their end, int64, (P + 1,)."""
+    sources: Tensor
+    """What the sources are about, float16, (P, D), each of length 1."""
+    rarities: Tensor
+    """What a piece tells about a source: the logarithm of how few have it, float32, (V,)."""
+    first_source: Tensor
+    """Pieces of the first pair, int32: by them one sees whether the states are a model's own."""
+    first_target: Tensor
+
+
+class Neighbours:
+    """The nearest pairs of each sentence of a batch."""
+
+    def __init__(self, states: Tensor, norms: Tensor, labels: Tensor, card: ExampleCard) -> None:
+        """Of states (B, M, D) with the squares of their lengths (B, M), infinite where there is none, and labels."""
+        self._states, self._norms, self._labels, self._card = states, norms, labels, card
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self._states, self._norms = self._states.index_select(0, rows), self._norms.index_select(0, rows)
+        self._labels = self._labels.index_select(0, rows)
+
+    def nearest(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The pieces of the nearest states to these (B, W, D), and minus their squared distances, but for what all have
+        in common, the squares of the lengths of `states`: (B, W, K) both.
+        """
+        near = torch.baddbmm(-self._norms[:, None], states, self._states.mT, alpha=2.0)  # (B, W, M)
+        values, places = near.topk(min(STATES, near.shape[-1]), dim=-1)
+        return self._labels[:, None].expand(-1, states.shape[1], -1).gather(-1, places), values
+
+    def mixed(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
+        """Log-probabilities (B, W, V) after these states (B, W, D), with the votes; changed in place."""
+        weight = self._card.weight
+        pieces, near = self.nearest(states)
+        shares = (near / self._card.temperature).softmax(dim=-1)
+        log_probabilities += math.log1p(-weight)
+        # Each place of a piece gets the votes of all its places.
+        together = (pieces[..., :, None] == pieces[..., None, :]).to(shares.dtype) @ shares[..., None]
+        voted = (weight * together[..., 0]).log()
+        return log_probabilities.scatter_(-1, pieces, torch.logaddexp(log_probabilities.gather(-1, pieces), voted))
+
+
+class Examples:
+    """Pairs that a model remembers; see `remembering.py` for how."""
+
+    def __init__(self, remembered: Remembered, card: ExampleCard) -> None:
+        self.remembered, self.card = remembered, card
+
+    def of_one(self, models: Sequence[EncoderDecoder]) -> "Examples":
+        """Itself, where there is one model.
+
+        Raises:
+            TransduceError: there are several.
+        """
+        if len(models) > 1:
+            raise TransduceError(
+                f"Examples are what one model remembers, but there are {len(models)}: name one, or leave them out."
+            )
+        return self
+
+    @property
+    def most_sentences(self) -> int:
+        """Sentences whose nearest pairs fit into memory together."""
+        states = self.remembered.states
+        each = PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
+        return max(1, int(_MOST_ELEMENTS / max(1.0, each)))
+
+    def near(self, model: EncoderDecoder, source_ids: Ids, count: int = PAIRS) -> Tensor:
+        """The nearest pairs of sentences by what their sources are about, nearest first, (B, n)."""
+        about = about_sources(model, source_ids, self.remembered.rarities)
+        best: list[tuple[Tensor, Tensor]] = []
+        for number, rows in enumerate(self.remembered.sources.split(_ROWS)):
+            found = (about @ rows.float().T).topk(min(count, len(rows)), dim=-1)
+            best.append((found.values, found.indices + number * _ROWS))
+        values, places = (torch.cat(each, dim=-1) for each in zip(*best, strict=True))
+        return places.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
+
+    def neighbours(self, pairs: Sequence[Tensor], device: torch.device) -> Neighbours:
+        """Of sentences, of each of which these pairs (n,) are asked."""
+        starts, states = self.remembered.starts, self.remembered.states
+        places = [_ranges(starts[own], starts[own + 1]) for own in pairs]
+        most = max((len(own) for own in places), default=0)
+        found = torch.zeros(len(pairs), most, states.shape[1])
+        norms, labels = torch.full((len(pairs), most), torch.inf), torch.zeros(len(pairs), most, dtype=torch.int64)
+        for row, own in enumerate(places):
+            found[row, : len(own)] = states[own].float()
+            norms[row, : len(own)] = found[row, : len(own)].square().sum(dim=-1)
+            labels[row, : len(own)] = self.remembered.labels[own].long()
+        return Neighbours(found.to(device), norms.to(device), labels.to(device), self.card)
+
+    def of_batch(self, model: EncoderDecoder, source_ids: Ids) -> Neighbours:
+        """What is asked while these sentences are translated."""
+        return self.neighbours(list(self.near(model, source_ids)), model.source_weight.device)
+
+
+class ExampleScorer:
+    """A model and its examples as search sees them. Implements `search.scorer.Scorer`."""
+
+    def __init__(self, scorer: TransformerScorer, neighbours: Neighbours) -> None:
+        """Of a scorer at the start of a batch."""
+        self._scorer, self._neighbours = scorer, neighbours
+
+    def step(self, pieces: Tensor) -> Tensor:
+        """Log-probabilities of the next piece (B, W, V), after each hypothesis' newest piece (B, W)."""
+        logits = self._scorer.step(pieces).float()
+        return self._neighbours.mixed(self._scorer.states.float(), logits - log_normalizer(logits))
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        self._scorer.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self._scorer.keep_sentences(rows)
+        self._neighbours.keep_sentences(rows)
+
+
+def about_sources(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
+    """What sentences are about: the sum of their pieces' embeddings, by rarity, of length 1, (B, D)."""
+    weight = model.source_weight.detach()
+    found = torch.zeros(len(source_ids), weight.shape[1])
+    for row, ids in enumerate(source_ids):
+        own = torch.tensor(ids)
+        found[row] = rarities[own] @ weight[own.to(weight.device)].float().cpu()
+    return torch.nn.functional.normalize(found, dim=-1)
+
+
+def states_of(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
+    """The decoder's last layer before each piece of the targets, one pair after another, float32, (N, D)."""
+    config, device = model.config, model.source_weight.device
+    source = pad(source_ids, config.pad_id, device)
+    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)
+    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
+    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]
+    with torch.inference_mode():
+        return decoded_model(model).hidden(source, inputs)[present].float().cpu()
+
+
+def read_examples(path: str | Path, model: EncoderDecoder) -> Examples:
+    """The examples of a file, for the model that they were written with.
+
+    Raises:
+        TransduceError: the file holds none, or those of another model.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            card = msgspec.json.decode((file.metadata() or {})[CARD].encode(), type=ExampleCard)
+            remembered = Remembered(*(file.get_tensor(name) for name in Remembered._fields))
+    except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
+        raise TransduceError(
+            f"{path} holds no examples ({error}): name a file that `transduce remember` wrote."
+        ) from error
+    states, weight = remembered.states, model.source_weight
+    fits = states.shape[1] == weight.shape[1] and len(remembered.rarities) == len(weight)
+    if fits:
+        first = [remembered.first_source.tolist()], [remembered.first_target.tolist()]
+        known, found = states[: len(first[1][0])].float(), states_of(model, *first)
+        fits = float((found - known).norm()) <= _MOST_DIFFERENCE * float(known.norm())
+    if not fits:
+        raise TransduceError(f"{path} holds examples of another model: write them anew by `transduce remember`.")
+    return Examples(remembered, card)
+
+
+def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
+    """All places from each start to its end."""
+    counts = ends - starts
+    return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
