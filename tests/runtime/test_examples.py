@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.runtime.examples import ExampleCard, Examples, Neighbours, read_examples, states_of
+from transduce.runtime.examples import ExampleCard, Examples, Neighbours, Voters, read_examples, states_of
 from transduce.runtime.opening import load
 from transduce.runtime.remembering import Memory, remember, write_examples
 from transduce.runtime.translator import Translator
@@ -53,11 +53,9 @@ def about_tea(toy_corpus: Path) -> list[str]:
 
 
 def test_votes_by_hand() -> None:
-    states = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]])  # (B, M, D)
-    norms = states.square().sum(-1)
-    norms[0, 3] = torch.inf  # none stands there
+    states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])  # (M, D)
     card = ExampleCard(pairs=3, weight=0.25, temperature=0.5)
-    neighbours = Neighbours(states, norms, torch.tensor([[4, 2, 4, 0]]), card)
+    neighbours = Neighbours([Voters(states, states.square().sum(-1), torch.tensor([4, 2, 4]))], card)
     query = torch.tensor([[[1.0, 1.0]]])  # of squared distances 2, 1 and 2
     model = torch.tensor([-torch.inf, 0.1, 0.2, 0.3, 0.4]).log().view(1, 1, 5)
     model[..., 0] = -torch.inf

@@ -184,10 +184,9 @@ class _Judge:
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._voted:
             raise TransduceError("All pairs have the same source, so there is nothing to choose by: give dev pairs.")
-        width = min(near.shape[1] for near, _ in self._voted)
-        near = torch.cat([each[:, :width] for each, _ in self._voted]).double()
-        right = torch.cat([each[:, :width] for _, each in self._voted])
-        usual = float(-near.mean())
+        near = torch.cat([each for each, _ in self._voted]).double()
+        right = torch.cat([each for _, each in self._voted])
+        usual = float(-near[near.isfinite()].mean())
         best: tuple[float, float, float] | None = None
         for temperature in (usual * factor for factor in _TEMPERATURES):
             share = ((near / temperature).softmax(-1) * right).sum(-1)
