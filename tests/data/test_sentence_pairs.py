@@ -27,11 +27,12 @@ def text(documents: int = 4) -> SentenceStore:
             offsets.append(len(ids))
         ids.append(EOS)
         offsets.append(len(ids))
+        piece += PIECES  # no document's first piece comes after the last one's end
     return SentenceStore(np.array(ids, np.uint16), np.array(offsets))
 
 
 def plan(share: tuple[int, int] = (0, 1), *, store: SentenceStore | None = None, **changed: object) -> SentencePairPlan:
-    settings = {"length": 33, "rows": 8, "seed": 1} | changed
+    settings = {"length": 33, "batch_tokens": 8 * 33, "seed": 1} | changed
     return SentencePairPlan(store or text(), MARKS, PairSettings(**settings), np.arange(FIRST, 60_000), share)  # type: ignore[arg-type]
 
 
@@ -70,7 +71,7 @@ def test_no_stretch_crosses_documents_and_no_row_is_too_long() -> None:
     for batch in all_batches(epochs=3):
         assert batch.source.shape[1] <= 33
         for (one, two), follows in zip(stretches(batch), batch.follows.tolist(), strict=True):
-            documents = [{(id - FIRST) // (PIECES * SENTENCES_A_DOCUMENT) for id in part} for part in (one, two)]
+            documents = [{(id - FIRST) // (PIECES * (SENTENCES_A_DOCUMENT + 1)) for id in part} for part in (one, two)]
             assert [len(found) for found in documents] == [1, 1]
             assert not follows or documents[0] == documents[1]
 
@@ -129,7 +130,7 @@ def test_processes_share_the_rows_of_a_batch() -> None:
         assert part.indices.tolist() == whole.indices[rank::3].tolist()
         rows = [row[row != 0].tolist() for row in part.source]
         assert rows == [row[row != 0].tolist() for row in whole.source[rank::3]]
-    idle = plan((7, 8), rows=3).batch(0, 0)
+    idle = plan((7, 8), batch_tokens=3 * 33).batch(0, 0)
     assert (idle.target_tokens, len(idle.follows), len(idle.indices)) == (0, 0, 0)
 
 
@@ -162,10 +163,53 @@ def test_all_of_long_sentences_is_read_in_pairs_and_labels_are_right() -> None:
     assert read == set(range(FIRST, FIRST + 200 + 5 + 90 + 131 + 3 + 4 + 64))
 
 
+def short_documents(sentences: int, documents: int = 200) -> SentenceStore:
+    """Documents of a few sentences of 2 to 9 pieces."""
+    ids: list[int] = []
+    offsets = [0]
+    for document in range(documents):
+        for number in range(sentences):
+            ids += [*range(FIRST + len(ids), FIRST + len(ids) + 2 + (3 * document + number) % 8), EOS]
+            offsets.append(len(ids))
+        ids.append(EOS)
+        offsets.append(len(ids))
+    return SentenceStore(np.array(ids, np.uint16), np.array(offsets))
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_batches_have_the_pieces_that_they_are_to_have_however_short_documents_are(next_sentence: bool) -> None:
+    made = plan(store=short_documents(1), batch_tokens=200, next_sentence=next_sentence)
+    for epoch in range(3):
+        batches = [made.batch(epoch, position) for position in range(len(made))]
+        assert all(200 - 2 * 33 < batch.source_tokens < 200 + 33 for batch in batches)
+        assert sum(batch.source_tokens for batch in batches) == pytest.approx(200 * len(made), rel=0.1)
+        assert sorted(row for batch in batches for row in batch.indices.tolist()) == list(range(200))
+        assert sum(batch.source.size for batch in batches) < 1.2 * sum(batch.source_tokens for batch in batches)
+    assert made.pieces == sum(made.batch(0, position).source_tokens for position in range(len(made)))
+
+
+def test_steps_that_are_smaller_than_a_row_have_one() -> None:
+    made = plan(batch_tokens=5, next_sentence=False)
+    for epoch in range(3):
+        assert {len(made.batch(epoch, position).indices) for position in range(len(made))} == {1}
+
+
+def test_how_many_stretches_have_one_that_follows_is_known() -> None:
+    assert plan(store=short_documents(1)).has_next == 0.0
+    assert 0.5 < plan(store=short_documents(2)).has_next < 1.0  # the last sentence of some is a row
+    assert plan(store=short_documents(1), next_sentence=False).has_next == 0.0
+
+
+def test_every_process_knows_the_hidden_pieces_of_a_row_of_the_whole_batch() -> None:
+    whole, parts = plan().batch(2, 1), [plan((rank, 3)).batch(2, 1) for rank in range(3)]
+    assert whole.hidden_of_row == whole.target_tokens / len(whole.indices)
+    assert {part.hidden_of_row for part in parts} == {whole.hidden_of_row}
+
+
 def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
     largest = plan().largest()
-    assert all(batch.source.size <= largest.source.size for batch in all_batches())
-    assert largest.target_tokens == (largest.target != 0).sum() > 0
+    assert all(batch.source.size <= max(each.source.size for each in largest) for batch in all_batches())
+    assert all(each.target_tokens == (each.target != 0).sum() > 0 for each in largest)
 
 
 def test_a_text_without_another_place_is_refused() -> None:

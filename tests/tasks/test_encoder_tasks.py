@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import transduce
 from transduce.commands.main import main
+from transduce.data.sentence_pairs import SentencePairBatch
 from transduce.errors import TransduceError
 from transduce.runtime.classifier import Classifier, load_classifier
 from transduce.runtime.filler import Filler, load_filler
@@ -23,6 +26,7 @@ from transduce.runtime.task_card import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.tasks.encoders import build_encoder
+from transduce.tasks.masked_language_model import MaskedLanguageTask
 from transduce.tasks.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.linearized_trees import linearize, write_line
@@ -503,6 +507,62 @@ def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
     tree = parser("the cat sleeps .").tree
     assert tree is not None
     assert {leaf.label for leaf in tree.leaves()} == {"XX"}
+
+
+def test_the_loss_of_pretraining_is_the_sum_of_two_means_however_short_rows_are(pretrained: Path) -> None:
+    model = load_filler(pretrained, precision="fp32", device="cpu", threads=1).model
+    ids = torch.tensor([[3, 20, 21, 4, 22, 4], [3, 23, 4, 24, 4, 0], [3, 25, 4, 26, 4, 0]]).numpy()
+    labels, types = np.zeros_like(ids), np.zeros_like(ids)
+    labels[:, 1] = 20, 23, 25
+    labels[0, 2] = 21
+    follows = np.array([1, 0, 0])
+    batch = SentencePairBatch(ids, labels, np.arange(3), 16, 4, types, follows, 4 / 3)
+    with torch.no_grad():
+        loss = MaskedLanguageTask(model).loss(batch)
+        told = F.cross_entropy(model.classify(model.encode(torch.tensor(ids))[0]), torch.tensor(follows))
+    assert float(loss.total) / loss.tokens == pytest.approx(float(loss.negative_log_likelihood) / 4 + float(told))
+
+
+def records_of(folder: Path, counts: list[int]) -> dict[str, Any]:
+    """Settings of pretraining on documents of so many sentences."""
+    texts = [" ".join(f"The cat slept {number}." for number in range(count)) for count in counts]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    return {
+        "task": {"kind": "masked-language-model"},
+        "data": {"source": [str(folder / "texts.jsonl")]},
+        "tokenizer": {"vocabulary_size": 280},
+        "model": SMALL,
+        "training": TRAINING | {"steps": 1},
+    }
+
+
+def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: Path) -> None:
+    settings = records_of(tmp_path, [1] * 60)
+    with pytest.raises(TransduceError, match=r"each document of this text is a single one: .*next_sentence=false"):
+        run(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+    run(tmp_path / "run", settings | {"task": settings["task"] | {"next_sentence": False}})
+
+
+def test_the_account_tells_of_a_text_whose_stretches_hardly_follow(tmp_path: Path, capsys: Capture) -> None:
+    run(tmp_path / "run", records_of(tmp_path, [2] * 2 + [1] * 60), dry_run=True)
+    assert re.search(r"task.next_sentence +True +but 3% of stretches have another after them", capsys.readouterr().err)
+    run(tmp_path / "run", records_of(tmp_path, [3] * 60), dry_run=True)
+    assert "task.next_sentence" not in capsys.readouterr().err
+
+
+def test_the_account_of_pretraining_counts_the_pieces_that_are_read(tmp_path: Path) -> None:
+    settings = records_of(tmp_path, [1] * 2_000)
+    asked = RunRequest(
+        settings=settings | {"task": settings["task"] | {"next_sentence": False}},
+        out=tmp_path / "run",
+        device="cpu",
+        threads=1,
+    )
+    resolved, corpus = (new := Run(asked)).start(tmp_path / "run")
+    batches = new.kind.plan(corpus, resolved)
+    read = sum(batches.batch(0, position).source_tokens for position in range(len(batches)))
+    assert read == pytest.approx(len(batches) * resolved.training.batch_tokens, rel=0.05)
 
 
 def test_a_text_of_too_few_sentences_is_refused_with_their_number(tmp_path: Path) -> None:

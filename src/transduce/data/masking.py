@@ -68,7 +68,9 @@ def mask_pieces(
         ordinary: the pieces that one is replaced by at random.
     """
     order, kind, other = uniform
-    hidden = may_hide & (_ranks(np.where(may_hide, order, np.inf)) < _counts(may_hide, settings.share)[:, None])
+    hidden = may_hide & (
+        _ranks(np.where(may_hide, order, np.inf)) < hidden_counts(may_hide.sum(axis=1), settings.share)[:, None]
+    )
     masked = hidden & (kind < settings.masked)
     replaced = hidden & ~masked & (kind < settings.masked + settings.random)
     drawn = ordinary[(other * len(ordinary)).astype(np.int64)]
@@ -78,9 +80,8 @@ def mask_pieces(
     )
 
 
-def _counts(may_hide: Flags, share: float) -> Ids:
-    """How many pieces of each row are hidden: the share, rounded; one, where there is any. (B,)."""
-    there = may_hide.sum(axis=1)
+def hidden_counts(there: Ids, share: float) -> Ids:
+    """How many pieces of each row are hidden, of those that may be: the share, rounded; one, where there is any."""
     counts: Ids = np.minimum(there, np.maximum(1, np.rint(there * share).astype(np.int64)))
     return counts
 

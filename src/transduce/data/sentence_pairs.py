@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
-from transduce.data.masking import Ids, MaskingSettings, draw_uniform, mask_pieces
+from transduce.data.masking import Flags, Ids, MaskingSettings, draw_uniform, hidden_counts, mask_pieces
 from transduce.data.order import permutation
 from transduce.errors import TransduceError
 from transduce.text.marks import Marks
 
 # Keys that keep the random numbers apart, from each other and from those of other modules.
-_ROW_ORDER, _OFFSET, _STRETCHES, _MASKING = 31, 32, 33, 34
+_TIES, _OFFSET, _STRETCHES, _MASKING, _BATCH_ORDER = 31, 32, 33, 34, 35
 # [CLS], and [SEP] after each stretch.
 PAIR_MARKS = 3
 
@@ -62,8 +62,8 @@ class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     length: int
     """Pieces of a row at most, special ones included: L."""
-    rows: int
-    """Rows of a batch: B."""
+    batch_tokens: int
+    """Pieces of a batch, special ones included: about, as rows are whole."""
     seed: int
     next_sentence: bool = True
     """Two stretches a row; otherwise one, as RoBERTa has it."""
@@ -79,6 +79,8 @@ class SentencePairBatch(Batch):
     token_types: NDArray[np.int64]
     # (B,): whether the second stretch follows the first one in the text; empty where there is one stretch.
     follows: NDArray[np.int64]
+    # Hidden pieces a row, over the rows of all processes.
+    hidden_of_row: float
 
 
 class _Row(NamedTuple):
@@ -109,36 +111,51 @@ class _Sentences(NamedTuple):
         """The pieces of sentences from start to stop."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
-    def split(self, start: int, stop: int, draw: float) -> tuple[int, int]:
-        """Where the second stretch begins and ends. A single sentence is followed by the next one, if there is any."""
-        if stop - start > 1:
-            return start + 1 + int(draw * (stop - start - 1)), stop
-        follows = stop < len(self.lengths) and self.lengths[stop] > 0
-        return stop, stop + int(follows)
+    def pieces(self, start: Ids, stop: Ids) -> Ids:
+        """How many pieces each run of sentences from start to stop has."""
+        ends: Ids = np.append(0, np.cumsum(self.lengths))
+        return ends[stop] - ends[start]
 
-    def elsewhere(self, start: int, stop: int, count: int, draw: float) -> tuple[int, int]:
-        """As many sentences of another place of the text, as far as its document goes."""
-        before, after = np.searchsorted(self.filled, (start, stop))
+    def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
+        """Where the second stretches of rows begin and end. A single sentence is followed by the next one, if there is
+        any.
+        """
+        has_next = np.append(self.lengths, 0)[stop] > 0
+        several = stop - start > 1
+        middle = np.where(several, start + 1 + (draw * (stop - start - 1)).astype(np.int64), stop)
+        return middle, np.where(several, stop, stop + has_next)
+
+    def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
+        """For each row as many sentences of another place of the text, as far as their document goes."""
+        before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         others = len(self.filled) - (after - before)
-        if not others:
-            return start, start
-        drawn = int(draw * others)
-        first = int(self.filled[drawn if drawn < before else drawn + after - before])
-        last = first + 1
-        while last < min(first + count, len(self.lengths)) and self.lengths[last] > 0 and last != start:
-            last += 1
-        return first, last
+        drawn = (draw * others).astype(np.int64)
+        # Where a row is the whole text, there is no other place.
+        place = np.minimum(drawn + np.where(drawn < before, 0, after - before), len(self.filled) - 1)
+        first = self.filled[place]
+        documents = np.append(np.flatnonzero(self.lengths == 0), len(self.lengths))
+        most = documents[np.searchsorted(documents, first)]
+        last = np.minimum(first + count, np.where(first < start, np.minimum(most, start), most))
+        return first, np.where(others > 0, last, first)
 
 
 class _Epoch(NamedTuple):
+    """The text as one epoch reads it: R rows, of two stretches or, where the second one is empty, of one."""
+
     number: int
     sentences: _Sentences
-    first: Ids
-    """The sentence that each row begins with."""
-    stop: Ids
-    """The sentence that it ends before."""
-    order: Ids
-    """The rows in the order in which they are read."""
+    start: Ids
+    """(R,) where each row's first stretch begins, in sentences."""
+    middle: Ids
+    """Where it ends."""
+    second: tuple[Ids, Ids]
+    """Where the second one begins and ends."""
+    has_next: Flags
+    """Whether the text goes on after the first one, in its document."""
+    follows: Flags
+    """Whether the second one is what it goes on with."""
+    lengths: Ids
+    """Pieces of each row, special ones included."""
 
 
 class SentencePairPlan:
@@ -147,7 +164,8 @@ class SentencePairPlan:
     An epoch goes through the text once, and cuts it into rows at other places than the last one. A sentence that is
     longer than a row is cut where rows end, and in the middle of those of two stretches, so that all of it is read.
     What is left out is the surplus of a row whose last sentence is too long for it, and what a stretch from elsewhere
-    stands in for: other pieces in each epoch.
+    stands in for: other pieces in each epoch. Rows of like lengths stand in a batch, so that there is little padding,
+    and every batch has about as many pieces, however short they are.
     """
 
     def __init__(
@@ -181,52 +199,97 @@ class SentencePairPlan:
                 f"this one has {int((self._lengths > 0).sum())} of {int(self._lengths.sum())} pieces in all: give more "
                 "text."
             )
-        # The offset decides where stretches are cut, and so how many there are; every epoch has as many as the first.
-        self.rows = len(self._cut(sentences)[0])
-        self._epoch: _Epoch | None = None
+        self._epoch = first = self._lay_out(0, sentences)
+        # Pieces of the first epoch, special ones included, and the share of its rows whose first stretch has another
+        # after it in its document; about as many as those of the others.
+        self.pieces, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
+        # The offset decides where rows are cut, and so their pieces; every epoch has as many batches as the first.
+        self._count = min(len(first.start), math.ceil(self.pieces / settings.batch_tokens))
+        self._batches = self._divide(first)
+
+    @property
+    def _marks_of_row(self) -> int:
+        return PAIR_MARKS - (not self._settings.next_sentence)
 
     @property
     def _room(self) -> int:
         """Pieces of text in a row."""
-        return self._settings.length - PAIR_MARKS + (not self._settings.next_sentence)
+        return self._settings.length - self._marks_of_row
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return math.ceil(self.rows / self._settings.rows)
+        return self._count
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """The batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
-        seed, size = self._settings.seed, self._settings.rows
-        laid_out = self._laid_out(epoch)
-        chosen = laid_out.order[position * size : (position + 1) * size]
-        draws = draw_uniform((3, len(chosen)), seed, _STRETCHES, epoch, position)
-        hiding = draw_uniform((3, len(chosen), self._settings.length), seed, _MASKING, epoch, position)
+        laid_out, chosen = self._laid_out(epoch), self._batches[position]
+        lengths = laid_out.lengths[chosen]
+        hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
         own = np.arange(len(chosen))[self._share[0] :: self._share[1]]
         shown = own if len(own) else np.zeros(1, np.int64)
-        rows = [self._row(laid_out, int(chosen[n]), draws[:, n]) for n in shown]
-        return self._assemble(rows, hiding[:, shown], chosen[own])
+        rows = [self._row(laid_out, int(chosen[n])) for n in shown]
+        hidden = hidden_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        return self._assemble(rows, hiding[:, shown], chosen[own], float(hidden.mean()))
 
-    def largest(self) -> SentencePairBatch:
-        """A batch as large as any, of an id without meaning."""
-        size = (min(self._settings.rows, self.rows), self._settings.length)
-        ids, pad = np.full(size, self._ordinary[0], np.int64), self._settings.pad_id
-        labels = np.where(np.arange(size[1]) < max(1, round(size[1] * self._settings.masking.share)), ids, pad)
-        follows = np.zeros(size[0] * self._settings.next_sentence, np.int64)
+    def largest(self) -> list[SentencePairBatch]:
+        """Batches as large as any, of an id without meaning: one has most padded pieces, one most attention scores;
+        often it is the same.
+        """
+        epoch = self._laid_out(0)
+        lengths = [epoch.lengths[rows] for rows in self._batches]
+        widest = max(lengths, key=lambda rows: len(rows) * int(rows.max()))
+        highest = max(lengths, key=lambda rows: len(rows) * int(rows.max()) ** 2)
+        return [self._stand_in(rows) for rows in ([widest] if widest is highest else [widest, highest])]
+
+    def _stand_in(self, lengths: Ids) -> SentencePairBatch:
+        """A batch of rows of these lengths."""
+        pad, places = self._settings.pad_id, np.arange(lengths.max())
+        hidden = hidden_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        ids, labels = (np.where(places < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
         return SentencePairBatch(
-            ids, labels, np.full(size[0], -1), ids.size, int((labels != pad).sum()), np.zeros_like(ids), follows
+            ids,
+            labels,
+            np.full(len(lengths), -1),
+            int(lengths.sum()),
+            int(hidden.sum()),
+            np.zeros_like(ids),
+            np.zeros(len(lengths) * self._settings.next_sentence, np.int64),
+            float(hidden.mean()),
         )
 
     def _laid_out(self, number: int) -> _Epoch:
         """An epoch's sentences and rows."""
-        if self._epoch is None or self._epoch.number != number:
-            seed = self._settings.seed
-            offset = int(permutation(self._room, seed, _OFFSET, number)[0]) if number else 0
-            sentences = self._sentences(offset)
-            first, stop = self._cut(sentences)
-            order = permutation(len(first), seed, _ROW_ORDER, number)
-            # Every epoch has as many rows as the first: a few are left out or come twice.
-            self._epoch = _Epoch(number, sentences, first, stop, np.resize(order, self.rows))
+        if self._epoch.number != number:
+            offset = int(permutation(self._room, self._settings.seed, _OFFSET, number)[0]) if number else 0
+            self._epoch = self._lay_out(number, self._sentences(offset))
+            self._batches = self._divide(self._epoch)
         return self._epoch
+
+    def _lay_out(self, number: int, text: _Sentences) -> _Epoch:
+        """Cuts sentences into rows, and draws the stretches of each."""
+        start, stop = self._cut(text)
+        middle, second = stop, (stop, stop)
+        has_next = follows = np.zeros(len(start), bool)
+        if self._settings.next_sentence:
+            draws = draw_uniform((3, len(start)), self._settings.seed, _STRETCHES, number)
+            middle, stop = text.split(start, stop, draws[0])
+            has_next = stop > middle
+            follows = (draws[1] < 0.5) & has_next
+            others = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
+            second = np.where(follows, middle, others[0]), np.where(follows, stop, others[1])
+        pieces = text.pieces(start, middle) + text.pieces(*second)
+        lengths = np.minimum(pieces, self._room) + self._marks_of_row
+        return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
+
+    def _divide(self, epoch: _Epoch) -> list[Ids]:
+        """The rows of each batch, in the order of reading: equal parts of the epoch's pieces, but a row at least."""
+        order = np.lexsort((permutation(len(epoch.start), self._settings.seed, _TIES, epoch.number), epoch.lengths))
+        order = np.resize(order, max(len(order), self._count))  # fewer rows than the first epoch had batches of one
+        before, parts = np.append(0, np.cumsum(epoch.lengths[order])), np.arange(self._count)
+        starts = np.searchsorted(before[:-1], parts * before[-1] / self._count)
+        starts = np.minimum(np.maximum.accumulate(starts - parts), len(order) - self._count) + parts
+        batches = np.split(order, starts[1:])
+        return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
         """The text's sentences, the long ones cut where a row's stretches end if they fill it evenly."""
@@ -252,18 +315,16 @@ class SentencePairPlan:
         starts = np.flatnonzero(is_new)
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
-    def _row(self, epoch: _Epoch, number: int, draw: NDArray[np.float64]) -> _Row:
+    def _row(self, epoch: _Epoch, number: int) -> _Row:
         """A row of an epoch."""
-        text, start, stop = epoch.sentences, int(epoch.first[number]), int(epoch.stop[number])
+        text, (begin, stop) = epoch.sentences, epoch.second
+        one = text.read(int(epoch.start[number]), int(epoch.middle[number]))
         if not self._settings.next_sentence:
-            ids = self._framed([text.read(start, stop)[: self._room]])
+            ids = self._framed([one[: self._room]])
             return _Row(ids, np.zeros_like(ids), follows=True)
-        middle, stop = text.split(start, stop, draw[0])
-        follows = bool(draw[1] < 0.5) and stop > middle
-        second = (middle, stop) if follows else text.elsewhere(start, stop, max(1, stop - middle), draw[2])
-        one, two = self._trimmed(text.read(start, middle), text.read(*second))
+        one, two = self._trimmed(one, text.read(int(begin[number]), int(stop[number])))
         types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
-        return _Row(self._framed([one, two]), types, follows)
+        return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
         """Both stretches in the room that there is: the end of the first, the beginning of the second."""
@@ -277,7 +338,9 @@ class SentencePairPlan:
             parts += [stretch, np.array([self._marks.sep])]
         return np.concatenate(parts)
 
-    def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids) -> SentencePairBatch:
+    def _assemble(
+        self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
+    ) -> SentencePairBatch:
         """Rows padded to the longest one, with pieces hidden; a process without rows has one that counts nothing."""
         pad = self._settings.pad_id
         width = max(len(row.ids) for row in rows)
@@ -297,5 +360,5 @@ class SentencePairPlan:
         labels = masked.labels if len(indices) else np.full_like(ids, pad)
         follows = np.array([row.follows for row in rows[: len(indices)]] * self._settings.next_sentence, np.int64)
         return SentencePairBatch(
-            masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows
+            masked.ids, labels, indices, int((ids != pad).sum()), int((labels != pad).sum()), types, follows, hidden
         )

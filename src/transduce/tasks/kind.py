@@ -18,6 +18,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.precision import DTYPES, Precision
+from transduce.tasks.account import Account
 from transduce.tasks.corpus import RunCorpus, TaskText
 from transduce.tasks.earlier_training import goes_on_learning
 from transduce.tasks.resolved import ResolvedSettings
@@ -206,6 +207,10 @@ class TaskKind(ABC, Generic[C]):
         """The size of the model, by the corpus: its pairs, and the target tokens of an epoch."""
         return choose_preset(pairs)
 
+    def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
+        """How many tokens an epoch has, as `training.batch_tokens` counts them."""
+        return corpus.target_tokens
+
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
         """How long to train."""
         return choose_steps(pairs, epoch_tokens, batch_tokens)
@@ -249,6 +254,14 @@ class TaskKind(ABC, Generic[C]):
             TransduceError: the model, which training may begin with, cannot do what the settings of the task ask for.
         """
         return config
+
+    def explain(self, corpus: C, resolved: ResolvedSettings, account: Account) -> None:  # noqa: ARG002
+        """Enters in the account what of a corpus does not suit the settings of a run that begins.
+
+        Raises:
+            TransduceError: a setting could come to nothing.
+        """
+        return
 
     # --- training ---
 

@@ -17,13 +17,14 @@ from torch.nn import functional as F
 
 from transduce.data.batches import Batch
 from transduce.data.masking import MaskingSettings
-from transduce.data.sentence_pairs import PAIR_MARKS, PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.runtime.filler import load_filler
 from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.tasks.account import Account
 from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.encoders import (
@@ -57,6 +58,8 @@ from transduce.training.settings import OptimizerName
 
 # The text with a sentence a line, and an empty line after each document.
 _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
+# Where fewer of the rows have one, whether a stretch follows is hardly learnt.
+_FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
@@ -64,13 +67,12 @@ class MaskedLanguageTask:
     """The loss of a batch of rows under a model.
 
     It is a sum over rows, so that they may be shared out among processes and micro-batches: where stretches are told
-    too, a row counts for as many hidden pieces as a full one has. The loss per hidden piece is then, but for short
-    rows, BERT's: the mean over hidden pieces and the mean over rows, added.
+    too, a row counts for as many hidden pieces as its batch has for each. The loss per hidden piece is then BERT's: the
+    mean over hidden pieces and the mean over rows, added.
     """
 
-    def __init__(self, model: Encoder, *, row_weight: float = 1.0, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
         self.model = model
-        self.row_weight = row_weight
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
@@ -92,7 +94,7 @@ class MaskedLanguageTask:
         logits = self.model.classify(states).float()  # (B, 2)
         # A process without rows of its own has one that counts nothing, but takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
-        return pieces._replace(total=pieces.total + self.row_weight * rows)
+        return pieces._replace(total=pieces.total + batch.hidden_of_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
         """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
@@ -249,27 +251,43 @@ class MaskedLanguageModel(TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Of the hidden pieces, and of whether stretches follow."""
-        length, masking = text_length(resolved.model, _context(resolved.task)), _masking(resolved.task)
-        return MaskedLanguageTask(
-            encoder_of(model),
-            row_weight=max(1.0, masking.share * (length - PAIR_MARKS)),
-            label_smoothing=resolved.training.label_smoothing,
-        ).loss
+        return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
+
+    def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
+        """The pieces of its rows, special ones and stretches from elsewhere included."""
+        training, _ = split_text(corpus)
+        return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).pieces
+
+    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: Account) -> None:
+        """Tells of a text of which hardly any stretch has one that follows it.
+
+        Raises:
+            TransduceError: none has, and the model is not there yet.
+        """
+        if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
+            return
+        if share == 0.0 and resolved.start_from is None:
+            raise TransduceError(
+                "`task.next_sentence` is to tell whether one stretch of text follows another, but each document of "
+                "this text is a single one: leave it out by --set task.next_sentence=false, or give longer documents."
+            )
+        said = f"{share:.0%} of stretches have another after them in their document: say false, or give longer ones"
+        account.take("task.next_sentence", None, Choice(value=True, reason=f"but {said}"))
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
         """Rows of the training text; `training.batch_tokens` counts the pieces that are read."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
-        return _plan(corpus, training, resolved, tokens=tokens, seed=seed, share=share)
+        return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """All batches are about as large."""
-        return [self.plan(corpus, resolved).largest()]
+        """As the rows of the first epoch have them."""
+        return [*self.plan(corpus, resolved).largest()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> MaskedDevSet:
         """The dev text once, always with the same pieces hidden."""
         _, dev = split_text(corpus)
-        plan = _plan(corpus, dev, resolved, tokens=DEV_BATCH_TOKENS, seed=0)
+        plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
@@ -324,10 +342,6 @@ def _context(task: TaskSettings) -> int:
     return USUAL_CONTEXT if task.context is None else task.context
 
 
-def _masking(task: TaskSettings) -> MaskingSettings:
-    return task.masking or MaskingSettings()
-
-
 def _has_next_sentence(task: TaskSettings) -> bool:
     return task.next_sentence is not False
 
@@ -335,20 +349,20 @@ def _has_next_sentence(task: TaskSettings) -> bool:
 def _plan(
     corpus: TaskCorpus,
     text: SentenceStore,
-    resolved: ResolvedSettings,
+    model: ModelConfig,
+    task: TaskSettings,
     *,
     tokens: int,
     seed: int,
     share: Share = (0, 1),
 ) -> SentencePairPlan:
-    vocabulary, model = corpus.tokenizer.target, resolved.model
-    length = text_length(model, _context(resolved.task))
+    vocabulary = corpus.tokenizer.target
     settings = PairSettings(
-        length=length,
-        rows=max(1, tokens // length),
+        length=text_length(model, _context(task)),
+        batch_tokens=tokens,
         seed=seed,
         next_sentence=model.num_labels > 0,
-        masking=_masking(resolved.task),
+        masking=task.masking or MaskingSettings(),
         pad_id=vocabulary.pad_id,
     )
     return SentencePairPlan(text, marks_of(vocabulary), settings, np.array(ordinary_pieces(vocabulary)), share)

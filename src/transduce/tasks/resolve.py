@@ -135,7 +135,7 @@ def resolve_training(
     """How to train, from the corpus and the machine."""
     kind, said, take = kind_of(settings.task.kind), settings.training, account.take
     check_training(settings, model, machine)
-    pairs, epoch_tokens = corpus.pairs, corpus.target_tokens
+    pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = said.translate_dev if kind.writes_translations else 0
     batch_tokens = take(
         "training.batch_tokens", said.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)

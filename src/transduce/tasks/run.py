@@ -112,6 +112,7 @@ class Run:
         if kept is not None:
             remember_beginning(folder, kept)
         resolved = self._resolve(settings, corpus, kept, account)
+        self.kind.explain(corpus, resolved, account)
         stored_in = None if self.request.dry_run else folder
         prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh_parameters)
         self._say_choices(account)
