@@ -38,6 +38,19 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             {"task.kind": "classification", "tokenizer.joint": False},
             r"`tokenizer\.joint` = false is for a vocabulary on either side, but here is one text with labels",
         ),
+        (
+            {"task.kind": "language-model", "data.target": [], "search.max_length": 5},
+            r"`search\.max_length` does nothing where .* language-model: say it to `transduce generate` each time",
+        ),
+        (
+            {"task.kind": "masked-language-model", "data.target": [], "search.sampling.temperature": 0.1},
+            r"`search\.sampling` does nothing where",
+        ),
+        ({"task.kind": "classification", "search.beam_size": 3}, r"`search\.beam_size` does nothing .*: leave it out"),
+        (
+            {"task.kind": "time-series", "data.target": [], "search.beam_size": 3},
+            r"`search\.beam_size` does nothing .*: leave it out",
+        ),
         ({"model.norm_order": "post", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
     ],
 )

@@ -9,6 +9,7 @@ from transduce.model.config_rules import IDLE_OF_RECURRENT
 from transduce.runtime.decoding import check_search
 from transduce.runtime.folder import ModelFolder
 from transduce.runtime.machine import Machine
+from transduce.search.settings import SearchSettings
 from transduce.tasks.account import Account
 from transduce.tasks.beginning import read_beginning
 from transduce.tasks.kind import C, TaskKind
@@ -34,6 +35,7 @@ def foresee(
         TransduceError: settings that cannot be met, whatever the text; none of it was read.
     """
     kind.check(settings)
+    _refuse_idle_search(kind, settings)
     _tell_idle(settings, account)
     check_adaptation(settings)
     beginning = read_beginning(settings)
@@ -43,6 +45,20 @@ def foresee(
         settings = follow_model(settings, kept, account)
     check_choices(settings, kept, machine)
     return settings, beginning
+
+
+def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
+    """A run that goes on may have what was accepted once.
+
+    Raises:
+        TransduceError: a search is said, but none goes by it.
+    """
+    usual = SearchSettings()
+    for name in SearchSettings.__struct_fields__:
+        if kind.instead_of_search is not None and getattr(settings.search, name) != getattr(usual, name):
+            raise TransduceError(
+                f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.instead_of_search}."
+            )
 
 
 def _tell_idle(settings: Settings, account: Account) -> None:

@@ -120,6 +120,8 @@ class TaskKind(ABC, Generic[C]):
     """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
     takes_back_translations: ClassVar[bool] = False
     """Whether sources may be a machine's, `data.back_translated`."""
+    instead_of_search: ClassVar[str | None] = None
+    """What to do in place of saying `search.*`, where it would do nothing."""
     fresh_parameters: ClassVar[tuple[str, ...]] = ()
     """What the names of parameters begin with that the model of `--from` may lack. It may then have others besides."""
 

@@ -110,6 +110,7 @@ class LanguageModel(TextKind):
     label_smoothing = 0.0
     keeps_spaces = True  # as code needs its indentation
     own_settings = ("context",)
+    instead_of_search = "say it to `transduce generate` each time"
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:

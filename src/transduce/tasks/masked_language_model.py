@@ -157,6 +157,7 @@ class MaskedLanguageModel(TextKind):
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     own_settings = ("context", "masking", "next_sentence")
+    instead_of_search = "leave it out"
     idle_filters = FilterSettings.__struct_fields__
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002

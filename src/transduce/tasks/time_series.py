@@ -115,6 +115,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     measures = ("loss", SKILL)
     label_smoothing = 0.0
     own_settings = ("series",)
+    instead_of_search = "leave it out"
 
     def check(self, settings: Settings) -> None:
         """Refuses what is said of text.
