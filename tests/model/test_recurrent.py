@@ -267,6 +267,25 @@ def test_dropout_acts_in_training_alone() -> None:
     assert not torch.equal(model(SOURCES, TARGETS), model(SOURCES, TARGETS))
 
 
+@pytest.mark.parametrize("attention", [{"recurrent_attention": "none"}, {"attention_score": "additive"}])
+def test_attention_to_the_past_drops_weights_in_training_alone(attention: dict[str, Any]) -> None:
+    model = build(recurrent_self_attention=True, attention_dropout=0.5, **attention)
+    past = decoder_layer(model).past_attention
+    assert past is not None
+    torch.manual_seed(1)
+    x, average, states = torch.randn(2, D), torch.randn(2, D), torch.randn(2, 40, D)
+    kept = past(x, average, states, states)
+    close(past(x, average, states, states), kept)
+    past.train()
+    assert not torch.allclose(past(x, average, states, states), past(x, average, states, states))
+    mean = torch.stack([past(x, average, states, states) for _ in range(2_000)]).mean(dim=0)
+    torch.testing.assert_close(mean, kept, atol=0.05, rtol=0.1)
+    model.eval()
+    cache, (memory, mask) = model.new_cache(), model.encode(SOURCES)
+    steps = [model.decode(piece, memory, mask, cache=cache) for piece in TARGETS.split(1, dim=1)]
+    close(torch.cat(steps, dim=1), model.hidden(SOURCES, TARGETS))
+
+
 def test_the_memory_is_compared_through_keys_that_are_made_once() -> None:
     model = build(attention_score="additive")
     memory, mask = model.encode(SOURCES)

@@ -64,6 +64,7 @@ class PastAttention(nn.Module):
         self.from_average = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.score = build_score(config, num_heads=1, d_k=width)
+        self.dropout = Dropout(config.attention_dropout)
 
     def forward(
         self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_to: list[Tensor] | None = None
@@ -82,7 +83,8 @@ class PastAttention(nn.Module):
         """
         compute: Attend = attend if self.score is None else self.score
         query = (self.from_input(x) + self.from_average(average))[:, None, None]  # (N, 1, 1, D)
-        return compute(query, self.key(states)[:, None], values[:, None], weights_to=weights_to)[:, 0, 0]
+        keys, values = self.key(states)[:, None], values[:, None]  # (N, 1, t, D or 2 D)
+        return compute(query, keys, values, dropout=self.dropout, weights_to=weights_to)[:, 0, 0]
 
 
 def joined_over_steps(steps: list[Tensor]) -> Tensor:
