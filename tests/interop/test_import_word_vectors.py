@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.interop.word_vectors import fill_embeddings, read_word_vectors
+from transduce.interop.word_vectors import fill_embeddings, read_word_vectors, vector_width
 from transduce.text.tokenizer import Tokenizer
 
 WORDS = {"I": [1.0, 0.0, 2.0], "tea": [0.0, 3.0, 0.5], "，": [-1.0, 2.0, 2.0], "zebra crossing": [5.0, 5.0, 5.0]}
@@ -34,6 +34,21 @@ def test_text_files(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "vectors"
     path.write_bytes(content)
     assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
+
+
+def test_a_byte_order_mark_belongs_to_no_word(tmp_path: Path) -> None:
+    for header in (True, False):
+        path = tmp_path / f"vectors-{header}"
+        path.write_bytes(b"\xef\xbb\xbf" + text_lines(header=header))
+        assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
+
+
+@pytest.mark.parametrize("first", ["zebra crossing", ". . .", "page 9", "9"])
+def test_the_first_word_may_hold_spaces_and_numbers(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "glove"
+    path.write_text(f"{first} 1 2 3\ntea 4 5 6\nmilk 7 8 9\n", "utf-8")
+    assert [word for word, _ in read_word_vectors(path)] == [first, "tea", "milk"]
+    assert vector_width(path) == 3
 
 
 @pytest.mark.parametrize("line_feeds", [False, True])
@@ -77,7 +92,13 @@ def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tm
     [
         (b"a 1 2\n", r"as wide as the model, 3 .* but have 2 numbers"),
         (b"a 1 2 3\nb 1 x 3\n", r"line 2: a line must hold a word and 3 numbers, but begins 'b 1 x 3"),
-        (b"5 3\na \x00\x00\x80\x3f", r"must hold 5 vectors by its first line, but breaks off after 0"),
+        (b"5 3\na \x00\x00\x80\x3f", r"must hold 5 vectors of 3 numbers by its first line, but breaks off after 0"),
+        (b"3 3\na 1 2 3\nb 1 2 3\n", r"must hold 3 vectors of 3 numbers by its first line, but breaks off after 2"),
+        (b"a 1 2 3\nb c 1 2\nd 1 2 3\n", r"line 2: a line must hold a word and 3 numbers, but begins 'b c 1 2"),
+        (
+            binary(line_feeds=False).replace(b"4 3\n", b"4 64\n"),
+            r"must hold 4 vectors of 64 numbers by its first line, .* correct that line",
+        ),
         (b"word\n", r"line 1: a line must hold a word and 1 numbers"),
         (b"a 1 2 3\nb 1 nan 3\n", r"line 2: a vector must hold finite numbers: leave the line out"),
         (b"a 1 2 3\nb 1 1e39 3\n", r"line 2: a vector must hold finite numbers"),

@@ -3,7 +3,9 @@
 Legend: V vocabulary, D width of the vectors and of the model.
 """
 
+import codecs
 import gzip
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -20,6 +22,8 @@ _SPACE = "▁"
 _FLOAT_BYTES = 4
 _LONGEST_WORD = 10_000  # bytes; more is no word but another kind of file
 _LARGEST_WIDTH = 1 << 16
+_LONGEST_LINE = 1 << 24  # bytes
+_LINES_TO_LOOK_AT = 10
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -192,17 +196,17 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
-    first = file.readline(1 << 24)
+    first = file.readline(_LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
     header = first.split()
     if len(header) != 2 or not all(part.isdigit() for part in header):
-        yield from _read_text(first, file, path, number=1)  # GloVe has no header
+        yield from _read_text(first, file, path)  # GloVe has no header
         return
     count, width = int(header[0]), int(header[1])
     if not 0 < width <= _LARGEST_WIDTH:
         raise TransduceError(f"{path}, line 1: vectors must have 1 to {_LARGEST_WIDTH:,} numbers, but have {width:,}.")
-    start = file.readline(1 << 24)
+    start = file.readline(_LONGEST_LINE)
     if _is_text(start, width):
-        yield from _read_text(start, file, path, number=2)
+        yield from _read_text(start, file, path, count)
     else:
         yield from _read_binary(start, file, path, (count, width))
 
@@ -215,10 +219,34 @@ def _is_text(line: bytes, width: int) -> bool:
         return False
 
 
-def _read_text(line: bytes, file: IO[bytes], path: Path, *, number: int) -> Iterator[tuple[str, Vector]]:
-    """A word a line, then its numbers; a word may hold spaces (some of GloVe's do)."""
-    width = len(line.rstrip().split(b" ")) - 1
-    while line:
+def _numbers_at_end(line: bytes) -> int:
+    """How many parts of a line behind the first one are numbers, counted from its end."""
+    count = 0
+    for part in reversed(line.rstrip().split(b" ")[1:]):
+        try:
+            float(part)
+        except ValueError:
+            break
+        count += 1
+    return count
+
+
+def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
+    """A word a line, then its numbers; a word may hold spaces (some of GloVe's do).
+
+    Args:
+        first: the first line of them.
+        file: the others.
+        path: of the file.
+        count: how many there must be at least, where a line before them says it.
+    """
+    begin = [first, *(file.readline(_LONGEST_LINE) for _ in range(_LINES_TO_LOOK_AT - 1))]
+    # A word may end with a number, or a line be damaged: what most lines have is the width.
+    widths = [_numbers_at_end(line) for line in begin if line]
+    width = max(widths, key=lambda each: (widths.count(each), each), default=0)
+    before, number = int(count is not None), 0
+    lines = itertools.chain(begin, iter(lambda: file.readline(_LONGEST_LINE), b""))
+    for number, line in enumerate(itertools.takewhile(bool, lines), 1 + before):
         parts = line.rstrip().rsplit(b" ", width)
         try:
             with np.errstate(over="ignore"):
@@ -233,7 +261,16 @@ def _read_text(line: bytes, file: IO[bytes], path: Path, *, number: int) -> Iter
         if not np.isfinite(vector).all():
             raise TransduceError(f"{path}, line {number:,}: a vector must hold finite numbers: leave the line out.")
         yield parts[0].decode("utf-8", "replace"), vector
-        line, number = file.readline(1 << 24), number + 1
+    found = number - before
+    if count is not None and found < count:
+        raise _breaks_off(path, (count, width), found)
+
+
+def _breaks_off(path: Path, shape: tuple[int, int], found: int) -> TransduceError:
+    return TransduceError(
+        f"{path} must hold {shape[0]:,} vectors of {shape[1]:,} numbers by its first line, but breaks off after "
+        f"{found:,}: copy it again, or correct that line."
+    )
 
 
 def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, int]) -> Iterator[tuple[str, Vector]]:
@@ -243,10 +280,7 @@ def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, in
         word = content.until_space()
         vector = content.take(shape[1] * _FLOAT_BYTES)
         if word is None or vector is None:
-            raise TransduceError(
-                f"{path} must hold {shape[0]:,} vectors by its first line, but breaks off after {number:,}: copy it "
-                "again."
-            )
+            raise _breaks_off(path, shape, number)
         values = np.frombuffer(vector, "<f4").astype(np.float32)
         if not np.isfinite(values).all():
             raise TransduceError(f"{path}: vector {number + 1:,} must hold finite numbers, but does not: leave it out.")
