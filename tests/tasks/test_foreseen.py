@@ -157,3 +157,29 @@ def test_what_does_nothing_in_a_recurrent_model_is_told(
     assert re.search(r"model.d_ff +64  does nothing: a recurrent model has none", told)
     assert re.search(r"model.attention_score +general  does nothing: this model has no attention", told)
     assert "model.num_heads" not in told
+
+
+def test_the_account_lists_every_setting_of_the_model_that_was_said(
+    toy_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {
+        "share_layers": True,
+        "activation": "swiglu",
+        "norm": "rms",
+        "attention_window": 4,
+        "attention_dropout": 0.2,
+    }
+    settings = toy_settings | {f"model.{name}": value for name, value in said.items()}
+    train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
+    lines = capsys.readouterr().err.splitlines()
+    for name, value in said.items():
+        (line,) = (line for line in lines if f" model.{name} " in line)
+        assert re.search(rf" {value} +as you said$", line)
+    kept = {
+        name: value for name, value in toy_settings.items() if not name.startswith(("model.", "tokenizer.", "preset"))
+    }
+    kept |= {"start_from": str(trained), "model.attention_dropout": 0.2, "model.norm": "layer"}
+    train(out=tmp_path / "run", settings=kept, dry_run=True, device="cpu", threads=1)
+    told = capsys.readouterr().err
+    assert re.search(r" model\.attention_dropout +0\.2 +as you said\n", told)
+    assert re.search(r" model\.norm +layer +as you said\n", told)

@@ -73,7 +73,16 @@ def resolve_model(
     if chosen["dropout"].value == PRESETS[preset].dropout:  # the task has none of its own
         chosen["dropout"] = choose_dropout(preset, epochs)
     values = {name: account.take(f"model.{name}", said.get(name), choice) for name, choice in chosen.items()}
+    _tell_said(said, account)
     return ModelConfig(**_vocabularies(pieces, model_kind) | said | values)
+
+
+def _tell_said(said: dict[str, Any], account: Account) -> None:
+    """Enters what was said of the model besides what is chosen; what does nothing in it stands there already."""
+    told = {line.name for line in account.lines}
+    for name, value in said.items():
+        if f"model.{name}" not in told:
+            account.take(f"model.{name}", value, None)
 
 
 def _vocabularies(pieces: Pieces | None, model_kind: str) -> dict[str, Any]:
@@ -119,6 +128,7 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
             )
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
         account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
+    _tell_said(said, account)
     return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
 
 
