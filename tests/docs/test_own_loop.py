@@ -26,4 +26,6 @@ def test_the_page_runs_from_two_files_to_a_changed_model(
             exec(compile(block, PAGE.name, "exec"), namespace)
     finally:
         torch.set_num_threads(threads)
+    assert namespace["right"] >= 40
+    assert not namespace["model"].output_weight[namespace["config"].frozen_row].any()
     assert (tmp_path / "models" / "without-head" / "model.safetensors").is_file()
