@@ -1,7 +1,7 @@
 """Muon: a matrix moves by the momentum of its gradient, made orthogonal (Jordan et al. 2024).
 
 The gradient of a layer's matrix has a few large singular values; what the small ones tell is lost in a step along it,
-and in Adam's, which goes by the size of single elements. With all singular values made nearly one, every direction that
+and in Adam's, which scales each element by itself. With all singular values made nearly one, every direction that
 the gradient knows counts alike.
 """
 

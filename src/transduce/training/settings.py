@@ -74,7 +74,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     # Checkpoints kept, the newest ones.
     keep_checkpoints: int = 2
     # LoRA (Hu et al. 2022), with `--from`: the model's weights stay, and what learns is a product of two matrices of
-    # this width beside each projection, which is added to it in the model that is kept. 0: the whole model learns.
+    # this width beside each projection (queries, keys and values, one matrix, share one), which is added to it in the
+    # model that is kept. 0: the whole model learns.
     lora_rank: int = 0
     # The product is multiplied by lora_alpha / lora_rank.
     lora_alpha: float | None = None
