@@ -131,6 +131,14 @@ def test_a_stream_joined_is_the_continuation(generator: Generator) -> None:
     assert "".join(generator.stream("a", beam)) == generator("a", search=beam).continuations[0].text
 
 
+def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) -> None:
+    found = generator("abc", max_length=30, seed=3)
+    assert "".join(generator.stream("abc", max_length=30, seed=3)) == found.continuations[0].text
+    assert "".join(generator.stream("abc", max_length=30, seed=4)) != found.continuations[0].text
+    with pytest.raises(TransduceError, match="`seed` is of what is drawn, but is 3"):
+        next(generator.stream("abc", GREEDY, seed=3))
+
+
 def test_a_line_ends_where_that_was_asked_for(generator: Generator) -> None:
     search = SearchSettings(max_length=60, n_best=8, sampling=SamplingSettings(temperature=2.0))
     endless, lines = generator("ab", search=search), generator("ab", search=search, one_line=True)

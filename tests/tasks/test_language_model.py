@@ -107,7 +107,9 @@ def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_pat
     assert read_stored(folder / "settings.toml").task.context == 16
 
 
-def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_with_pieces_and_a_dev_text_of_its_own(
+    text: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dev = write_lines("dev.en", LINES * 3)
     few = {"training.steps": 2, "training.validate_every": 2, "tokenizer.kind": "bpe"}
     settings = {name: value for name, value in (SETTINGS | few).items() if name != "task.context"}
@@ -119,6 +121,7 @@ def test_with_pieces_and_a_dev_text_of_its_own(text: Path, write_lines: WriteLin
         device="cpu",
         threads=1,
     )
+    assert re.search(r"^[\d,]+ lines read, [\d,]+ kept$", capsys.readouterr().err, re.MULTILINE)
     score = json.loads((tmp_path / "run" / "dev_score.json").read_bytes())
     assert score["scores"]["bits_per_character"] < score["loss"] / math.log(2)
     found = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)

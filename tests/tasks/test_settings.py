@@ -107,6 +107,12 @@ def test_a_wrong_value_is_refused_by_the_settings_name(assignment: str, message:
         make_settings(read_settings(None, [assignment]))
 
 
+@pytest.mark.parametrize(("text", "value"), [(".3", 0.3), ("-.5e-3", -0.5e-3), ("1.", 1.0)])
+def test_a_number_may_be_written_without_the_zero_that_toml_asks_for(text: str, value: float) -> None:
+    assert read_settings(None, [f"training.learning_rate={text}"]) == {"training": {"learning_rate": value}}
+    assert read_settings(None, ["data.prepared=./.3"]) == {"data": {"prepared": "./.3"}}
+
+
 def test_steps_and_minutes_together_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both say when"):
         make_settings(read_settings(None, ["training.steps=5", "training.minutes=1.5"]))

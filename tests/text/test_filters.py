@@ -69,6 +69,7 @@ def test_the_report_counts_and_shows_the_first_of_each() -> None:
 
 def test_one_pair_is_one_pair() -> None:
     assert FilterReport(read=1, kept=1).lines() == ["1 pair read, 1 kept"]
+    assert FilterReport(read=2, kept=2).lines("line") == ["2 lines read, 2 kept"]
 
 
 def test_settings_out_of_range() -> None:

@@ -175,7 +175,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     input_feeding: bool = False
     # Decoder cells continue an average over all their past states, found by attention (Cheng et al. 2016).
     recurrent_self_attention: bool = False
-    # What stands for the source: its last state, or tanh of a linear map of it (Bahdanau et al. 2015) or of all states'
+    # What stands for the source: its last state (of both directions), or tanh of a linear map of it or of all states'
     # mean.
     recurrent_context: Literal["last", "linear", "mean"] = "linear"
     # Where that goes: into the decoder's first state, into every step's input, or both.

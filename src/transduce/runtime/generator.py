@@ -161,16 +161,23 @@ class Generator:
         return Generation(prompt, tuple(continuations))
 
     def stream(
-        self, prompt: str = "", search: SearchSettings | None = None, *, one_line: bool = False
+        self,
+        prompt: str = "",
+        search: SearchSettings | None = None,
+        *,
+        max_length: int | None = None,
+        seed: int | None = None,
+        one_line: bool = False,
     ) -> Iterator[str]:
         """A continuation as it grows: pieces of text. Whoever stops asking stops the search.
 
-        A beam has nothing certain before its end, so it yields everything at once.
+        A beam has nothing certain before its end, so it yields everything at once. The arguments are those of a call,
+        for one continuation.
 
         Raises:
             TransduceError: an option is out of its range.
         """
-        chosen = self._settings(search or USUAL_SEARCH, n_best=1)
+        chosen = self._settings(search or USUAL_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
         progress, observer = self._begin(ids, chosen, one_line=one_line), self._observer(one_line=one_line)
         while len(progress.rows):

@@ -167,7 +167,7 @@ def prepare_corpus(
             workers=choose_workers(size.pairs),
             report_progress=bar,
         )
-    for line in prepared.filters.lines():
+    for line in prepared.filters.lines(text.files.thing):
         display.say(line)
     return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
 
@@ -222,7 +222,7 @@ def use_prepared(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
-    for line in corpus.filters.lines():
+    for line in corpus.filters.lines(text.files.thing):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # the dev set's too
     return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
@@ -279,7 +279,7 @@ def learn_tokenizer(
 ) -> tuple[Tokenizer, TokenizerSettings]:
     """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
     chosen, adjust = choose(size), settings.tokenizer.vocabulary_size is None
-    if files.source == files.target and not chosen.joint:
+    if files.is_text_alone and not chosen.joint:
         raise TransduceError(
             "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text alone: leave it out."
         )
@@ -304,7 +304,7 @@ def learn_tokenizer(
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
     """What a vocabulary is learnt from: the pairs, and further text."""
-    alone = files.source == files.target
+    alone = files.is_text_alone
     for pair in read_pairs(files):
         yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
     for path in more:
@@ -356,7 +356,7 @@ def _cut_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, fo
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     """The settings of a run, with the files that were prepared for it: their names tell the languages."""
     data = settings.data
-    target = () if files.source == files.target else files.target
+    target = () if files.is_text_alone else files.target
     known = msgspec.structs.replace(
         data,
         source=files.source,

@@ -151,7 +151,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
                 report_progress=bar,
             )
         write_prepared_card(partial, PreparedCard(files=wanted.files, filters=text.filters, task=wanted.kind.name))
-        return _report(request.out, tokenizer, corpus, started_at, display)
+        return _report(request.out, tokenizer, corpus, started_at, display, text.files.thing)
 
 
 def prepare_shard(request: PrepareRequest) -> ShardReport:
@@ -220,7 +220,7 @@ def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
         card = PreparedCard(files=request.files, filters=request.filters, task=request.task)
         write_prepared_card(partial, card)
         corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
-        return _report(out, tokenizer, corpus, started_at, display)
+        return _report(out, tokenizer, corpus, started_at, display, request.files.thing)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -308,9 +308,9 @@ def _parts_of(shard: Path) -> list[Path]:
 
 
 def _report(
-    out: Path, tokenizer: Tokenizer, corpus: PreparedCorpus, started_at: float, display: ProgressDisplay
+    out: Path, tokenizer: Tokenizer, corpus: PreparedCorpus, started_at: float, display: ProgressDisplay, thing: str
 ) -> PreparationReport:
-    for line in corpus.filters.lines():
+    for line in corpus.filters.lines(thing):
         display.say(line)
     statistics, elapsed_seconds = corpus.statistics, time.monotonic() - started_at
     return PreparationReport(

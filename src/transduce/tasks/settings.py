@@ -270,11 +270,11 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value; what is none is taken as a string, so that quotes may be left out."""
+    """A TOML value; what is none is taken as a string, so that quotes may be left out, but for a number as `.5`."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", text, re.ASCII | re.I) else text
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:

@@ -41,6 +41,16 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Those of `source` that a machine wrote, from targets that people wrote.
     back_translated: tuple[str, ...] = ()
 
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether both sides of a pair are the same line."""
+        return self.source == self.target
+
+    @property
+    def thing(self) -> str:
+        """What a person calls one of its pairs."""
+        return "line" if self.is_text_alone else "pair"
+
 
 class PairBlock(NamedTuple):
     """Consecutive pairs of one file, as they are read and worked on together."""

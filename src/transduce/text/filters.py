@@ -69,10 +69,10 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.dropped[reason] += 1
         self.examples.setdefault(reason, f"{pair.path}:{pair.line}")
 
-    def lines(self) -> list[str]:
-        """The report as a person reads it."""
+    def lines(self, thing: str = "pair") -> list[str]:
+        """The report as a person reads it; `thing` is what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{_counted(self.read, 'pair')} read, {self.kept:,} kept{held_out}"]
+        lines = [f"{_counted(self.read, thing)} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
