@@ -61,6 +61,28 @@ def test_no_source_is_both_held_out_and_trained_on() -> None:
     assert len(further) == 3 * 20
 
 
+@pytest.mark.parametrize(("sources", "copies", "expected"), [(600, 33, 61), (300, 17, 31), (5, 200, 1), (2, 10, 1)])
+def test_of_repeated_sources_few_are_held_out(sources: int, copies: int, expected: int) -> None:
+    pairs = [Pair(f"source {number}", str(copy), number) for copy in range(copies) for number in range(sources)]
+    training, held, further = run(pairs, HoldOutSettings())
+    assert len(held) == expected
+    assert len(further) == expected * (copies - 1)
+    assert len(training) == (sources - expected) * copies
+
+
+def test_sources_that_come_once_are_not_all_held_out() -> None:
+    pairs = [*numbered(500), *(Pair(f"often {line % 5}", str(line), line) for line in range(19_500))]
+    training, held, further = run(pairs, HoldOutSettings())
+    assert (len(held), len(further)) == (101, 0)
+    assert len({pair.source for pair in training}) == 505 - 101
+
+
+def test_how_many_sources_there_are_is_told_by_the_lowest_keys() -> None:
+    pairs = [*numbered(300), *(Pair(f"often {line % 5}", str(line), line) for line in range(9_700))]
+    held = run(pairs, HoldOutSettings(max_pairs=100))[1]
+    assert 45 <= len(held) <= 80  # about a fifth of 305, and not the 100 of 10,000 pairs
+
+
 def test_a_single_source_is_trained_on() -> None:
     pairs = [Pair("Hi.", target, line) for line, target in enumerate(("Hallo.", "Grüß Gott."))]
     assert run(pairs, HoldOutSettings()) == (pairs, [], [])

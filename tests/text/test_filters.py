@@ -4,7 +4,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings, Pair
-from transduce.text.filters import PairFilter, pair_digest
+from transduce.text.filters import HELD_OUT, REASONS, PairFilter, pair_digest
 
 
 def reason(source: str, target: str, settings: FilterSettings | None = None) -> str | None:
@@ -79,3 +79,10 @@ def test_settings_out_of_range() -> None:
         FilterSettings(max_length_ratio=0.5)
     with pytest.raises(TransduceError, match=r"`data\.filters\.max_length_ratio` must be at least 1, but is nan"):
         FilterSettings(max_length_ratio=float("nan"))
+
+
+@pytest.mark.parametrize(("read", "told"), [(2_000, False), (1_000, True)])
+def test_many_pairs_that_go_with_the_held_out_ones_are_told_with_a_remedy(read: int, told: bool) -> None:
+    dropped = dict.fromkeys(REASONS, 0) | {HELD_OUT: 60}
+    report = FilterReport(read=read, kept=read - 70, held_out=10, dropped=dropped, examples={HELD_OUT: "a:1"})
+    assert any("name a dev set (--dev-source)" in line for line in report.lines()) == told

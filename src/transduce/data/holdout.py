@@ -14,6 +14,11 @@ from transduce.text.languages import is_of_word
 
 Keys = NDArray[np.uint64]
 
+# Where sources come many times, so much is taken at most: of the sources, and, of the pairs, those that go because a
+# held-out pair has their source.
+_MOST_SOURCES, _MOST_FURTHER = 0.2, 0.1
+_KEYS = 1 << 64
+
 
 class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How many pairs are held out to validate on: a share of the corpus, up to a number."""
@@ -91,7 +96,7 @@ class HoldOut:
 
     def _limit(self) -> int:
         """Keys above this one are of no interest any more."""
-        return -self._lowest[0] if len(self._lowest) == self._most else (1 << 64) - 1
+        return -self._lowest[0] if len(self._lowest) == self._most else _KEYS - 1
 
     def _add(self, candidate: Candidate) -> None:
         heapq.heappush(self._lowest, -candidate.key)
@@ -118,7 +123,8 @@ def choose_held_out(
 ) -> list[Candidate]:
     """The sources to hold out, of candidates in the order of their keys.
 
-    Always leaves something to train on: of a single source, nothing is held out.
+    Always leaves something to train on: of a single source, nothing is held out. Where sources come many times, fewer
+    are, and those that would take too many pairs along are passed over; but one is.
 
     Args:
         candidates: sources of the whole corpus with the lowest keys.
@@ -126,9 +132,11 @@ def choose_held_out(
         keys: of all pairs that could be trained on.
         offered: how many pairs there are, with those whose lengths do not pass.
     """
+    candidates = candidates[: settings.max_pairs]  # of what was joined from parts, later ones may not be the next ones
     enough = min(settings.enough_pairs, offered // 10)
     wanted = min(settings.max_pairs, max(1, int(settings.share * offered), enough))
-    held = candidates[:wanted]
+    wanted = min(wanted, max(1, int(_MOST_SOURCES * _count_sources(candidates, settings.max_pairs))))
+    held = _affordable(candidates, keys, wanted, _MOST_FURTHER * offered)
     covered = int(have_held_source(keys, held).sum()) + sum(candidate.failed for candidate in held)
     if covered == offered:
         return held[:-1]
@@ -138,6 +146,28 @@ def choose_held_out(
     # All of these few failed; one that did not can be held out, if something is left to train on.
     longer = [*held, first]
     return held if have_held_source(keys, longer).all() else longer
+
+
+def _affordable(candidates: Sequence[Candidate], keys: Keys, wanted: int, most_further: float) -> list[Candidate]:
+    """So many of the first candidates that their further pairs are no more than so many; one, where there is any."""
+    if not candidates:
+        return []
+    found, counts = np.unique(keys[keys <= candidates[-1].key], return_counts=True)
+    pairs = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    held: list[Candidate] = []
+    for candidate in candidates:
+        further = pairs.get(candidate.key, 0) + candidate.failed - 1
+        if len(held) < wanted and further <= most_further:
+            held.append(candidate)
+            most_further -= further
+    return held or [min(candidates, key=lambda each: pairs.get(each.key, 0) + each.failed)]
+
+
+def _count_sources(candidates: Sequence[Candidate], most: int) -> float:
+    """How many sources the corpus has; where they are not all candidates, by how close together the lowest keys lie."""
+    if len(candidates) < most:
+        return len(candidates)
+    return len(candidates) * _KEYS / (candidates[-1].key + 1)
 
 
 def have_held_source(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:

@@ -26,6 +26,8 @@ _CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\ud
 # Pieces by which short sentences may exceed the ratio: one piece may face nine, two short sentences never
 # clash.
 _RATIO_SLACK_PIECES = 5
+# Such a share of all pairs that go because a held-out one has their source is worth a remedy.
+_MANY_HELD_OUT = 0.05
 
 
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +80,8 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             for reason, count in self.dropped.items()
             if count
         ]
+        if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
+            lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")
         if self.carriage_returns:
             lines.append(f"{_counted(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
