@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from transduce.runtime.doubts import UNLIKELY_NATS, Doubt, count_doubts, find_doubts, missing_numbers
+from transduce.runtime.doubts import UNLIKELY_NATS, Doubt, count_doubts, find_doubts
 from transduce.runtime.scoring import as_translation
 from transduce.runtime.second_look import look_again, review
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
+from transduce.runtime.written_numbers import missing_numbers
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
 
@@ -106,6 +107,40 @@ def test_missing_numbers_are_told_as_they_stand() -> None:
     assert missing_numbers("十、1990", "") == ["1990"]
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
+        ("1 234 lidí", "1,234 people", []),
+        ("12 345,50 Kč", "12,345.50 crowns", []),
+        ("10 000 ludzi", "10 000 personnes", []),
+        ("1,234 people", "1 234 lidí", []),
+        ("In 2023 100 people", "2023 100 lidí", []),
+        ("room 45 300 times", "300 times in room 45", []),  # or two numbers
+        ("1 234 lidí", "1,243 people", ["1 234"]),
+        ("room 45 300 times", "30 times in room 45", ["300"]),
+        ("am 24.12.2023", "on 12/24/2023", []),
+        ("am 24.12.2023", "on 24 December 2023", []),
+        ("am 24.12.23", "2023-12-24", []),
+        ("2023年12月24日", "24.12.2023", []),
+        ("am 24.12.2023", "on 12/25/2023", ["24.12.2023"]),
+        ("am 24.12.2023", "on 12/24/1923", ["24.12.2023"]),
+        ("am 24.12.2023", "on December 25, 2023", ["24.12.2023"]),
+        ("um 14:30 Uhr", "at 2:30 pm", []),
+        ("at 2:30 pm", "14.30 Uhr", []),
+        ("14.30 Uhr", "2:30 pm", []),
+        ("um 14:30 Uhr", "à 14 h 30", []),
+        ("um 0:45 Uhr", "at 12:45 am", []),
+        ("um 21:00 Uhr", "at nine", []),
+        ("um 14:30 Uhr", "at 3:30 pm", ["14:30"]),
+        ("um 14:30 Uhr", "at 2 pm", ["14:30"]),
+        ("es kostet 14.30", "it costs 2.30", ["14.30"]),  # which is no time of day
+        ("0" * 5_000 + "12", "twelve", []),
+    ],
+)
+def test_what_numbers_are_the_same(source: str, target: str, missing: list[str]) -> None:
+    assert missing_numbers(source, target) == missing
+
+
 def test_counts_go_by_kind() -> None:
     doubts = [(Doubt("cut", ""), Doubt("unlikely", "2")), (), (Doubt("cut", ""),)]
     assert count_doubts(doubts) == {"cut": 2, "unlikely": 1}
@@ -168,6 +203,13 @@ def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict
     scripted = Scripted({source: [["In that year"]]})
     again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
     assert scripted.asked[0][3:] == ([[]], [])
+
+
+def test_no_form_of_a_date_or_time_is_forced() -> None:
+    source = "Am 24.12.2023 um 14:30 kamen 1 234 Leute."
+    scripted = Scripted({source: [["People came."]]})
+    again(scripted, [translation(source, "A man came.")])
+    assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
 
 
 def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:

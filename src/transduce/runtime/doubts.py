@@ -6,13 +6,13 @@ docs/benchmarks.md.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from transduce.runtime.translation import Translation
+from transduce.runtime.written_numbers import missing_numbers
 from transduce.text.glossary import Glossary
 from transduce.text.languages import is_of_word, stands_without_spaces
 from transduce.text.scripts import SCRIPTS, main_script, script_of
@@ -26,11 +26,6 @@ UNLIKELY_NATS = 1.2  # of translations beyond it, four in five were bad on two d
 _MOST_UNITS = 20  # of what comes again: words, or characters of scripts without spaces
 _FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # that a run of so few units stands there; two of a longer one
 _FEWEST_COPIED = 2
-# Up to twenty, numbers are often written in words.
-_SMALL_NUMBER = 20
-_NUMBER = re.compile(r"\d+(?:[.,:'\u2009\u00a0\u202f]\d+)*")
-# 3万 is 30,000 elsewhere.
-_SCALES = "十百千万萬亿億兆만억"
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
@@ -90,24 +85,6 @@ def _doubts_of_text(
             found["untranslated"] = _untranslated(translation, script_of(target_language))
         found["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
     return found | {"unknown": _unknown(translation)}
-
-
-def missing_numbers(source: str, target: str) -> list[str]:
-    """The numbers of a source that its translation lacks, as the source writes them."""
-    there = [_digits(match.group()) for match in _NUMBER.finditer(target)]
-    missing = []
-    for match in _NUMBER.finditer(source):
-        digits = _digits(match.group())
-        if int(digits) <= _SMALL_NUMBER or source[match.end() : match.end() + 1] in tuple(_SCALES):
-            continue
-        if not any(each == digits or (len(digits) == 2 and each.endswith(digits)) for each in there):
-            missing.append(match.group())
-    return missing
-
-
-def _digits(number: str) -> str:
-    """The same number's digits, whatever groups them, of whatever script."""
-    return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
 
 
 def _cut(translation: Translation) -> str | None:

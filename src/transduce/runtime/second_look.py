@@ -6,12 +6,13 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.given import as_many, as_phrases
-from transduce.runtime.doubts import Doubt, find_doubts, missing_numbers
+from transduce.runtime.doubts import Doubt, find_doubts
 from transduce.runtime.parts import Part
 from transduce.runtime.substitution import put_terms
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.runtime.wanted import GivenGlossary, as_glossary
+from transduce.runtime.written_numbers import is_date_or_clock, missing_numbers
 from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.glossary import Glossary, Term
 from transduce.text.mentions import mentions
@@ -154,14 +155,18 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, doubts: Sequence[Doubt], search: SearchSettings
 ) -> list[str]:
-    """What is missing, if that is a doubt, and the model can and may write it, at whatever length."""
+    """What is missing, if that is a doubt, and the model can and may write it, at whatever length; no date and no time
+    of day, which the translation may have in a form of its own.
+    """
     if search.max_length is not None or not any(doubt.kind == "numbers" for doubt in doubts):
         return []
     target = translator.tokenizer.target
     return [
         number
         for number in missing_numbers(translation.source, translation.text)
-        if target.unk_id not in target.encode(number) and not any(mentions(number, text) for text in search.forbidden)
+        if not is_date_or_clock(number)
+        and target.unk_id not in target.encode(number)
+        and not any(mentions(number, text) for text in search.forbidden)
     ]
 
 
