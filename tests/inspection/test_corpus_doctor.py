@@ -212,6 +212,26 @@ def test_each_kind_of_line_is_found_on_either_side(
     assert finding.severity != "fine"
 
 
+@pytest.mark.parametrize("share", [0.04, 0.1, 0.25])
+@pytest.mark.parametrize("fault", ["swapped", "copied"])
+def test_lines_of_the_other_side_are_found_however_many(write_lines: WriteLines, fault: str, share: float) -> None:
+    sources, targets = SOURCE * 5, TARGET * 5
+    many = int(share * len(sources))
+    for number in range(many):
+        sources[number], other = targets[number], sources[number]
+        targets[number] = other if fault == "swapped" else targets[number]
+    finding = examine(write_lines, sources, targets).finding("wrong script")
+    assert finding.count == many * (2 if fault == "swapped" else 1)
+    assert finding.severity == "problem"
+
+
+def test_a_side_may_have_two_scripts(write_lines: WriteLines) -> None:
+    serbian = [f"Ово је {number}. реченица" if number % 3 else f"Ovo je {number}. rečenica" for number in range(60)]
+    assert examine(write_lines, serbian, TARGET).finding("wrong script").count == 0
+    latin = ["iPhone Pro Max" if number % 6 == 0 else line for number, line in enumerate(SOURCE)]
+    assert examine(write_lines, latin, TARGET).finding("wrong script").count == 0
+
+
 def test_simplified_and_traditional(write_lines: WriteLines) -> None:
     assert not SIMPLIFIED & TRADITIONAL
     assert len(SIMPLIFIED) > 300

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Container, Sequence
 
 from transduce.inspection.corpus_doctor.report import Finding
 from transduce.inspection.corpus_doctor.text import CorpusText, line_finding
@@ -17,10 +18,15 @@ _FEWEST_WORDS = 4
 def language_findings(text: CorpusText) -> list[Finding]:
     """Wrong scripts; and, where both sides have the same script, lines in the other side's language."""
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
-    own = [_own_scripts(side) for side in scripts]
+    misplaced = _misplaced(text, scripts)
+    own = [_own_scripts(side, other) for side, other in zip(scripts, misplaced, strict=True)]
     source, target = (
-        [number for number, script in enumerate(side) if script is not None and script not in expected]
-        for side, expected in zip(scripts, own, strict=True)
+        [
+            number
+            for number, script in enumerate(side)
+            if number in other or (script is not None and script not in expected)
+        ]
+        for side, other, expected in zip(scripts, misplaced, own, strict=True)
     )
     names = f"source: {_listed(own[0])}; target: {_listed(own[1])}"
     script = line_finding(
@@ -32,8 +38,25 @@ def language_findings(text: CorpusText) -> list[Finding]:
     return [script, line_finding(text, "wrong language", _other_language(text), message, 0.01)]
 
 
-def _own_scripts(scripts: list[str | None]) -> set[str]:
-    counts = Counter(script for script in scripts if script is not None)
+def _misplaced(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
+    """Lines of each side in the other's main script, opposite this side's own or their very copy: however many, they
+    make no script their side's.
+    """
+    found: tuple[set[int], set[int]] = (set(), set())
+    usual = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]
+    if None in usual or usual[0] == usual[1]:
+        return found
+    for number, lines in enumerate(zip(*(side.lines for side in text.sides), strict=False)):
+        is_copy = lines[0].strip() == lines[1].strip()
+        for here, there in ((0, 1), (1, 0)):
+            is_swapped = scripts[there][number] == usual[here]
+            if scripts[here][number] == usual[there] and (is_swapped or is_copy):
+                found[here].add(number)
+    return found
+
+
+def _own_scripts(scripts: Sequence[str | None], misplaced: Container[int]) -> set[str]:
+    counts = Counter(script for number, script in enumerate(scripts) if script is not None and number not in misplaced)
     return {script for script, count in counts.items() if count >= _OWN_SHARE * sum(counts.values())}
 
 
