@@ -101,6 +101,8 @@ def test_tab_separated_columns(write: Write, name: str, format: Format) -> None:
         '{"source": "我", "target": "I"}',
         '{"zh": "我", "en": "I", "score": 1}',
         '{"translation": {"zh": "我", "en": "I"}}',
+        '{"zh": "我", "en": "I", "source": "https://example.org", "target": "page 0"}',
+        '{"zh": 1, "en": 2, "source": "我", "target": "I"}',
     ],
 )
 def test_json_lines(write: Write, line: str) -> None:
@@ -184,7 +186,7 @@ def test_broken_pair_lines(write: Write) -> None:
         read("a.jsonl", "[1, 2]")
     with pytest.raises(
         TransduceError,
-        match=r'a\.jsonl:1: .*keys "source" and "target" or "zh" and "en" .*"zh", "de": .*by --languages \(',
+        match=r'a\.jsonl:1: .*keys "zh" and "en" or "source" and "target" .*"zh", "de": .*by --languages \(',
     ):
         read("a.jsonl", '{"zh": "a", "de": "b"}')
 

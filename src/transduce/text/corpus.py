@@ -270,11 +270,14 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
     nested = record.get("translation")
     if isinstance(nested, dict):
         record = nested
-    wanted = [("source", "target"), *([languages] if languages else [])]
+    # What was named goes first: under the others may stand where a pair comes from.
+    wanted = [*([languages] if languages else []), ("source", "target")]
     for source_key, target_key in wanted:
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
             return source, target
+    for source_key, target_key in wanted:
+        source = record.get(source_key)
         if source_key in record and target_key in record:
             key = target_key if isinstance(source, str) else source_key
             raise TransduceError(
