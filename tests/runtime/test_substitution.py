@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from transduce.runtime.doubts import is_spoilt
 from transduce.runtime.occlusion import word_spans
 from transduce.runtime.parts import Part
 from transduce.runtime.scoring import Score
 from transduce.runtime.substitution import ModelView, put_terms, substitute
+from transduce.runtime.term_search import find_with_terms
 from transduce.runtime.translation import Alternative, Translation
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -18,10 +20,13 @@ from transduce.text.vocabulary import Vocabulary
 class Opinions:
     """A model that holds words for unlikely (5 nats) without their causes in the source, and dislikes some texts."""
 
-    def __init__(self, vocabulary: Vocabulary, causes: dict[str, str], dislikes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, causes: dict[str, str], dislikes: Sequence[str] = (), nats: float = 5.0
+    ) -> None:
         self.vocabulary = vocabulary
         self.causes = causes
         self.dislikes = dislikes
+        self.nats = nats
         self.asked: list[tuple[str, str]] = []
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
@@ -33,7 +38,7 @@ class Opinions:
         for word in target.split():
             cause = self.causes.get(word.lower().strip("“”.,!"))
             own = self.vocabulary.pieces(self.vocabulary.encode(word))
-            nats = -5.0 if cause is not None and cause not in source else -0.1
+            nats = -self.nats if cause is not None and cause not in source else -0.1
             values += [nats / len(own)] * len(own)
             pieces += own
         end = -9.0 if any(text in target for text in self.dislikes) else -0.1
@@ -192,3 +197,60 @@ def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translat
     (changed,) = substitute([("fish", "我吃鱼。")], glossary, other)
     assert changed is not None
     assert "虾" in changed.target
+
+
+def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 5.0, milk: str = "milk") -> list[str]:
+    """What becomes of a translation where a second search finds these."""
+    part, translation = lacking(plain)
+    answer = lacking(*again)[1]
+    model = ModelView(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
+    found = find_with_terms(
+        [part],
+        {part.key: translation},
+        Glossary([Term("鱼", (milk,))]),
+        SearchSettings(),
+        model,
+        lambda parts: {part.key: answer for part in parts},
+    )
+    return [each.text for each in found[part.key].alternatives]
+
+
+def test_a_second_search_is_taken_unless_it_spoils_the_translation(vocabulary: Vocabulary) -> None:
+    plain = "we eat tea apples."
+    assert searched_for(vocabulary, plain, "we eat milk.") == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "we eat milk milk milk milk.") == [plain]
+    assert searched_for(vocabulary, plain, "we eat tea milk, we eat tea apples.") == [plain]  # begins anew
+    assert searched_for(vocabulary, plain, "we eat 45 milk.", "they eat milk.") == ["they eat milk."]
+    assert searched_for(vocabulary, plain, f"{plain} Milk.") == [f"{plain} Milk."]  # there is nothing better
+
+
+def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good_place(vocabulary: Vocabulary) -> None:
+    plain = "we eat fish."
+    assert searched_for(vocabulary, plain, f"{plain} Milk.", nats=0.6) == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "we eat milk milk milk milk.", nats=0.6) == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "milk we eat.", nats=0.6) == ["milk we eat."]
+    assert searched_for(vocabulary, plain, f"{plain} Milk.", nats=0.2) == [f"{plain} Milk."]
+    assert searched_for(vocabulary, "fish eat fish tea fish.", "45 milk", nats=0.6) == ["fish eat fish tea fish."]
+
+
+@pytest.mark.parametrize(
+    ("source", "plain", "text", "spoilt"),
+    [
+        ("45 Fische", "45 fish", "45 milk", False),
+        ("45 Fische", "45 fish", "milk", True),
+        ("45 Fische", "fish", "milk", False),  # lost before
+        ("45 Fische", "45 fish", "45 milk 46", True),
+        ("Windows 95 Fische", "Windows 95 fish", "Windows 98 milk", False),  # as the glossary says
+        ("Fische", "fish", "milk milk milk milk", True),
+    ],
+)
+def test_what_spoils_a_translation(source: str, plain: str, text: str, spoilt: bool) -> None:
+    glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
+    assert is_spoilt(source, plain, text, glossary) == spoilt
+
+
+def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:
+    part = Part("45 鱼", 0, 0, [4, 5, 6, 1])
+    translation = Translation(part.text, (Alternative("45", ("45",), (-0.1,), -1.0, True),))
+    model = ModelView(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, unasked)
+    assert put_terms([part], {part.key: translation}, Glossary([Term("鱼", ("milk",))]), SearchSettings(), model) == {}

@@ -6,6 +6,7 @@ docs/benchmarks.md.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -26,6 +27,7 @@ UNLIKELY_NATS = 1.2  # of translations beyond it, four in five were bad on two d
 _MOST_UNITS = 20  # of what comes again: words, or characters of scripts without spaces
 _FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # that a run of so few units stands there; two of a longer one
 _FEWEST_COPIED = 2
+_FEWEST_AGAIN = {True: 6, False: 3}  # units, in scripts without spaces and others, by which a text begins anew
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
@@ -78,7 +80,8 @@ def find_doubts(
 def _doubts_of_text(
     translation: Translation, source_language: str | None, target_language: str | None
 ) -> dict[DoubtKind, str | None]:
-    found: dict[DoubtKind, str | None] = {"cut": _cut(translation), "repeated": _repeated(translation)}
+    repeated = _repeated(translation.source, translation.text)
+    found: dict[DoubtKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
     if source_language is not None and target_language is not None and source_language != target_language:
         found["copied"] = _copied(translation)
         if found["copied"] is None:
@@ -87,14 +90,42 @@ def _doubts_of_text(
     return found | {"unknown": _unknown(translation)}
 
 
+def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
+    """Whether something speaks against a text with a glossary's terms that does not speak against another without them:
+    a run is repeated, a number gone, or one there that nothing asks for.
+
+    Args:
+        source: of both.
+        plain: the one without terms.
+        text: the one with them.
+        glossary: what it says of numbers is right.
+        rewritten: whether more than a term may differ, so that what the other says may stand there twice.
+    """
+    if _repeated(source, text) is not None and _repeated(source, plain) is None:
+        return True
+    terms = glossary.find(source)
+    missing = {*missing_numbers(source, text)} - {*missing_numbers(source, plain)}
+    if missing - {number for term in terms for number in missing_numbers(term.source, "")}:
+        return True
+    asked = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
+    return bool(missing_numbers(text, asked)) or (rewritten and _begins_anew(_units(plain), _units(text)))
+
+
+def _begins_anew(plain: list[str], text: list[str]) -> bool:
+    """Whether a run of one text stands more often in another."""
+    size = _FEWEST_AGAIN[any(map(stands_without_spaces, "".join(plain)))]
+    before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
+    return any(after[run] > count for run, count in before.items())
+
+
 def _cut(translation: Translation) -> str | None:
     return None if translation.alternatives[0].ended or translation.given_up else ""
 
 
-def _repeated(translation: Translation) -> str | None:
+def _repeated(source: str, text: str) -> str | None:
     """The longest run that comes too often."""
-    usual = _most_times(_units(translation.source))
-    found = [(times, run) for times, run in _repeats(_units(translation.text)) if times > usual]
+    usual = _most_times(_units(source))
+    found = [(times, run) for times, run in _repeats(_units(text)) if times > usual]
     if not found:
         return None
     times, run = max(found, key=lambda each: each[0] * len(each[1]))

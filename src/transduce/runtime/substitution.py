@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from transduce.runtime.doubts import is_spoilt
 from transduce.runtime.occlusion import Occlusion, Scoring, score_pairs, word_losses, word_spans
 from transduce.runtime.parts import Part
 from transduce.runtime.scoring import MOST_PIECES, Score, as_translation
@@ -70,6 +71,7 @@ def put_terms(
     glossary: Glossary,
     search: SearchSettings,
     model: ModelView,
+    fewest_nats: float = FEWEST_NATS,
 ) -> dict[tuple[int, int], Translation]:
     """The translations of parts whose alternatives lack terms, with those alternatives of which it is clear where terms
     belong, and those that have theirs; in the order in which the search ranked them, for what a term costs says nothing
@@ -81,6 +83,7 @@ def put_terms(
         glossary: whose terms they lack.
         search: how they were found; its greatest and least length, and what it forbids, hold here, too.
         model: that made them.
+        fewest_nats: that a word loses which stands for a term; below `FEWEST_NATS`, others lose less than half of it.
     """
     if search.no_repeated_ngrams:  # a term may well be said twice
         return {}
@@ -93,10 +96,12 @@ def put_terms(
         and len(alternative.pieces) < model.most_pieces // 2
         and glossary.missing(part.text, alternative.text)
     ]
-    changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model)
+    changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, fewest_nats)
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
     for draft, own in zip(drafts, changed, strict=True):
-        if own is not None and _is_allowed(own, search):
+        if own is None or is_spoilt(own.source, draft.alternative.text, own.target, glossary):
+            continue
+        if _is_allowed(own, search):
             better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(own).alternatives[0]
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
@@ -123,15 +128,18 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
     return msgspec.structs.replace(translation, alternatives=tuple(different.values()))
 
 
-def substitute(pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView) -> list[Score | None]:
+def substitute(
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float = FEWEST_NATS
+) -> list[Score | None]:
     """Each translation with the terms that it lacks, as the model scores it; None where their places are not clear.
 
     Args:
         pairs: sources and their translations.
         glossary: whose terms they lack.
         model: that made them.
+        fewest_nats: as in `put_terms`.
     """
-    places = _find_places(pairs, glossary, model)
+    places = _find_places(pairs, glossary, model, fewest_nats)
     variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
     asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
     scores = iter(score_pairs(asked, model.score))
@@ -145,7 +153,7 @@ def _preference(score: Score) -> tuple[float, str]:
 
 
 def _find_places(
-    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float
 ) -> Iterator[list[_Place] | None]:
     """Where each translation's terms belong, from left to right; None where that is not clear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
@@ -162,11 +170,19 @@ def _find_places(
         counts = Counter(term for _, _, term in glossary.places(as_compared(source)))
         found = [
             _best_place(text, words, own, term, usual.get(term.source, ""), comes_again=counts[term] > 1)
+            if _stands_out(own, fewest_nats)
+            else None
             for own, term in zip(losses, terms, strict=True)
         ]
         places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
         apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
         yield places if len(places) == len(terms) and apart else None
+
+
+def _stands_out(losses: Sequence[float], fewest_nats: float) -> bool:
+    """Whether a word loses so much, and, where that is little, no other one half of it."""
+    first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
+    return first >= fewest_nats and (first >= FEWEST_NATS or second < _NEIGHBOURS_SHARE * first)
 
 
 def _words_of(text: str) -> str:
@@ -177,20 +193,18 @@ def _words_of(text: str) -> str:
 
 def _best_place(
     text: str, words: list[Span], losses: list[float], term: Term, usual: str, *, comes_again: bool
-) -> _Place | None:
+) -> _Place:
     """The word that loses most, also with the neighbours that lose much, on either side; and the same word elsewhere,
     where it loses as much, or the term comes again in the source. In a script without spaces, the term's usual
     translation there, or else any part of what loses much.
     """
-    if not words or max(losses) < FEWEST_NATS:
-        return None
     strongest = max(losses)
     start = end = losses.index(strongest)
     while (
         end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _OF_ONE_PIECE * strongest
     ):
         end += 1  # characters of one piece, in a script without spaces
-    first, last, enough = start, end, max(FEWEST_NATS, strongest * _NEIGHBOURS_SHARE)
+    first, last, enough = start, end, max(min(FEWEST_NATS, strongest), strongest * _NEIGHBOURS_SHARE)
     while first > 0 and losses[first - 1] >= enough:
         first -= 1
     while last + 1 < len(words) and losses[last + 1] >= enough:

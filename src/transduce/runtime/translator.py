@@ -23,16 +23,15 @@ from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import StrictProof, bucket
-from transduce.runtime.substitution import ModelView, put_terms
+from transduce.runtime.substitution import ModelView
 from transduce.runtime.summary import summary
+from transduce.runtime.term_search import find_with_terms
 from transduce.runtime.translation import Translation, nothing, translated
 from transduce.runtime.wanted import (
     GivenGlossary,
     as_glossary,
     check_glossary,
-    with_most_terms,
     with_phrases,
-    with_terms,
 )
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
@@ -207,11 +206,8 @@ class Translator:
         found |= self._search_parts(waiting, search, chances, watch)
         if terms is not None:
             concerned = [part for part in waiting if terms.find(part.text)]
-            found |= put_terms(concerned, found, terms, search, self.view(search))
-            lacking = with_terms(concerned, found, terms, search, self.tokenizer.target)
-            again = self._search_parts(lacking, search, chances, watch)
-            for key in (part.key for part in concerned if part.key in found):
-                found[key] = with_most_terms(found[key], again.get(key), terms)
+            again = partial(self._search_parts, search=search, places=chances, watch=watch)
+            found |= find_with_terms(concerned, found, terms, search, self.view(search), again)
         return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
 
     def _search_parts(
