@@ -246,15 +246,22 @@ def test_closed_streams(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x1f\x8b\x08\x00", "but begins as gzip does: put it through `zcat`."),
-        ("我".encode("utf-16"), "but begins as UTF-16 does: put it through `iconv -f UTF-16 -t UTF-8`."),
+        (b"\x1f\x8b\x08\x00", "must be lines of UTF-8, but begins as gzip does: put it through `zcat`."),
+        (
+            "我".encode("utf-16"),
+            "must be lines of UTF-8, but begins as UTF-16 does: put it through `iconv -f UTF-16 -t UTF-8`.",
+        ),
+        (
+            b"a\rb\rc\r",
+            "ends its lines with carriage returns alone, so it is one line: put it through `tr '\\r' '\\n'`.",
+        ),
     ],
 )
 def test_what_is_no_text_is_not_translated(trained: Path, content: bytes, message: str) -> None:
     command = [sys.executable, "-m", "transduce", "translate", str(trained), "--threads", "1"]
     done = subprocess.run(command, input=content, capture_output=True, check=False, timeout=120)
     assert done.returncode == 2
-    assert done.stderr.decode() == f"transduce: Standard input must be lines of UTF-8, {message}\n"
+    assert done.stderr.decode() == f"transduce: Standard input {message}\n"
     assert done.stdout == b""
 
 

@@ -118,6 +118,21 @@ def test_sides_of_unequal_length(write: Write, lines: tuple[int, int]) -> None:
         list(read_pairs(two_files(source, target)))
 
 
+def test_carriage_returns_alone_end_no_line_and_are_told(write: Write) -> None:
+    old, new = write("old.zh", b"x\ry\rz\r"), write("new.en", b"x\ny\nz\n")
+    rule = r"old\.zh ends its lines with carriage returns alone, so it is one line: end them with line feeds\."
+    for files in (two_files(old, new), two_files(new, old)):
+        with pytest.raises(TransduceError, match=rule):
+            list(read_pairs(files))
+    with pytest.raises(TransduceError, match=rule):
+        list(read_lines(old))
+    mixed = write("mixed.zh", b"x\ry\r\nz\n")
+    with pytest.raises(TransduceError, match=r"new\.en has 3: .*mixed\.zh has carriage returns without .* \(1\)"):
+        list(read_pairs(two_files(mixed, new)))
+    with pytest.raises(TransduceError, match=r"mixed\.zh has 2: find the line that is missing"):
+        list(read_pairs(two_files(write("short.en", b"x\n"), mixed)))
+
+
 def test_bytes_that_are_not_utf_8(write: Write) -> None:
     with pytest.raises(TransduceError, match=r"latin:2: files must be UTF-8, but the byte at offset 8 "):
         list(read_lines(write("latin", b"\xef\xbb\xbfab\nba\xe9r\n")))

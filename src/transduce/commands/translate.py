@@ -316,6 +316,7 @@ def stdin_lines() -> Iterator[str]:
         line = line.removesuffix(b"\r") if line != raw else line
         if number == 1:
             _refuse_other_content(line)
+            _refuse_other_ends(raw)
             line = line.removeprefix(codecs.BOM_UTF8)
         text = line.decode("utf-8", "replace")
         if text.count("\ufffd") > line.count("\ufffd".encode()):
@@ -331,6 +332,15 @@ def _refuse_other_content(line: bytes) -> None:
     for beginning, what, remedy in _OTHER_CONTENT:
         if line.startswith(beginning):
             raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
+
+
+def _refuse_other_ends(raw: bytes) -> None:
+    """As a file of such a single line is refused."""
+    if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
+        raise TransduceError(
+            "Standard input ends its lines with carriage returns alone, so it is one line: put it through "
+            "`tr '\\r' '\\n'`."
+        )
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:

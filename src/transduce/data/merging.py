@@ -21,7 +21,6 @@ from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, Tokenizer
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import ends_by_carriage_returns
 from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
 
 # Duplicates are looked for among the pairs whose digests have the same lowest bits, to need little memory.
@@ -245,9 +244,6 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 
 
 def _nothing_left(report: FilterReport, files: CorpusFiles) -> str:
-    for path in (*files.source, *files.target):
-        if ends_by_carriage_returns(path):
-            return f"{path} ends its lines with carriage returns alone, so it is one line: end them with line feeds."
     path = files.source[0]
     counts = ", ".join(
         f"{count} for {reason} (first {report.examples.get(reason, path)})"

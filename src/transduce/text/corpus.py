@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.files import LineBlocks, LineNotes, is_decodable, read_lines
+from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, is_decodable, read_lines
 from transduce.text.vocabulary import without_lone_surrogates
 
 # Lines that are read and worked on together. Prepared parts are made of whole blocks, so it is part of their format.
@@ -228,9 +228,16 @@ def _count_rest(file: LineBlocks) -> int:
 def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> TransduceError:
     if not source_lines or not target_lines:
         return _empty(target if source_lines else source)
+    shorter = source if source_lines < target_lines else target
+    returns = count_lone_carriage_returns(shorter)
+    remedy = (
+        f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
+        if returns
+        else "find the line that is missing."
+    )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {_lines(source_lines)} and "
-        f"{target} has {target_lines}: find the line that is missing."
+        f"{target} has {target_lines}: {remedy}"
     )
 
 

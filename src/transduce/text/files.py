@@ -29,7 +29,7 @@ _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # So many lines that are no UTF-8, and such a share of all lines so far, are no accident.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
-_BEGINNING = 1 << 16
+_CHUNK = 1 << 20
 
 
 @dataclass
@@ -130,6 +130,7 @@ class _Decoder:
                 raise _undecodable(raw, self._name, self.lines + 1, offset) from None
             self._count_undecodable()
             text = line.decode("utf-8", "surrogateescape")
+        self._refuse_other_ends(text)
         self.pass_over(raw)
         if text.endswith("\r\n"):
             self._notes.carriage_returns += 1
@@ -154,6 +155,7 @@ class _Decoder:
             text = (self._without_mark(whole) if self.lines == 0 else whole).decode("utf-8")
         except UnicodeDecodeError:
             return [self.decode_line(raw) for raw in raw_lines]  # finds the line
+        self._refuse_other_ends(text)
         self.lines += len(raw_lines)
         self._offset += len(whole)
         if "\r\n" in text:
@@ -165,6 +167,13 @@ class _Decoder:
         """A line is done with."""
         self.lines += 1
         self._offset += len(raw)
+
+    def _refuse_other_ends(self, text: str) -> None:
+        """A file without a line feed and with several carriage returns is no single line."""
+        if not self.lines and text.count("\r") > 1 and "\n" not in text:
+            raise TransduceError(
+                f"{self._name} ends its lines with carriage returns alone, so it is one line: end them with line feeds."
+            )
 
     def _without_mark(self, content: bytes) -> bytes:
         """A file's beginning without its byte order mark, which is counted."""
@@ -211,14 +220,17 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=plain), 1 << 16)) if compressed else plain
 
 
-def ends_by_carriage_returns(path: str | Path) -> bool:
-    """Whether a file's lines end with carriage returns alone, so that all of it is one line; if it is still there."""
-    try:
-        with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
-            beginning = stream.read(_BEGINNING)
-    except OSError:  # what was read elsewhere, or before
-        return False
-    return beginning.count(b"\r") > 1 and b"\n" not in beginning
+def count_lone_carriage_returns(path: str) -> int:
+    """How many of a file's carriage returns have no line feed behind them; 0 where it cannot be read once more."""
+    count, last = 0, b""
+    if not Path(path).is_file():
+        return 0
+    with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
+        while content := last + stream.read(_CHUNK):
+            last = content[-1:] if content.endswith(b"\r") and len(content) > 1 else b""
+            whole = content.removesuffix(last)
+            count += whole.count(b"\r") - whole.count(b"\r\n")
+    return count
 
 
 def _undecodable(raw: bytes, name: str, number: int, offset: int) -> TransduceError:
