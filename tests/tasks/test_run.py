@@ -144,6 +144,21 @@ def test_a_folder_that_holds_a_model_alone_is_not_trained_over(toy_settings: dic
     assert [path.name for path in weights.parent.iterdir()] == ["model.safetensors"]
 
 
+def test_a_dev_set_that_stands_in_the_training_text_is_told(
+    toy_corpus: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {side: toy_corpus / f"train.{side}" for side in ("zh", "en")}
+    sources, targets = (path.read_text("utf-8").split("\n")[:3] for path in files.values())
+    for known, told in ((2, True), (0, False)):
+        dev = [write_lines("dev.zh", [*(f"{line}！" for line in sources[:known]), "没有", ""])]
+        dev.append(write_lines("dev.en", [*targets[:known], "none", ""]))
+        options: dict[str, Any] = {"dev_source": dev[0], "dev_target": dev[1], "dry_run": True, "device": "cpu"}
+        train(out=tmp_path / "model", source=files["zh"], target=files["en"], **options)
+        said = capsys.readouterr().err.replace("\n", " ")
+        notice = f"Of the dev set's {known + 1} sources, {known} stand in the training text too (first: "
+        assert (notice in said) == told
+
+
 def test_only_the_first_process_cuts_the_dev_set(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from transduce.data.sample import write_sample
 from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.machine import usable_cores
+from transduce.tasks.dev_overlap import overlap_notice
 from transduce.tasks.preparation_bar import PreparationBar
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -169,6 +170,8 @@ def prepare_corpus(
         )
     for line in prepared.filters.lines(text.files.thing):
         display.say(line)
+    if text.dev is not None and (notice := overlap_notice(text.files, text.dev)) is not None:
+        display.say(notice)
     return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
 
 
