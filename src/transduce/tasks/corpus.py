@@ -26,6 +26,7 @@ from transduce.tasks.prepared_folder import (
     settings_of,
 )
 from transduce.tasks.settings import DataSettings, Settings
+from transduce.tasks.text_files import remember_text_files
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
@@ -158,6 +159,7 @@ def prepare_corpus(
         chosen = settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
+    remember_text_files(folder, settings.data)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(
             text.files,

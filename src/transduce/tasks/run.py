@@ -47,6 +47,7 @@ from transduce.tasks.resume import changes_between, override, read_stored
 from transduce.tasks.settings import DataSettings, Settings, make_settings
 from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_frozen, needs_stored, restrict_learning
+from transduce.tasks.text_files import changed_text_files
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead, LooksAhead
 from transduce.training.checkpoint import newest_state
@@ -161,7 +162,7 @@ class Run:
         stored = read_stored(self.request.out / SETTINGS_FILE)
         settings = override(stored, self.request.settings, trained=state is not None or needs_stored(stored))
         check_frozen(settings)
-        for change in changes_between(stored, settings):
+        for change in (*changes_between(stored, settings), *changed_text_files(self.request.out)):
             self.display.say(change)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
