@@ -113,6 +113,19 @@ def test_a_target_in_another_order_is_not_in_step(write_lines: WriteLines, corpu
         assert report.passed == (severity != "problem")
 
 
+def test_products_with_the_same_codes_correspond_although_one_side_has_prices(write_lines: WriteLines) -> None:
+    draw = random.Random(1)
+    codes = [f"{draw.choice('ABCXYZ')}{draw.randint(1000, 99999)}-{draw.choice('abc')}" for _ in range(1000)]
+    prices = [f"{draw.randint(1, 9)}.{draw.randint(100, 999)},{draw.randint(10, 99)}" for _ in codes]
+    ends = [f"http://ex.com/{code} x{number}@ex.org" for number, code in enumerate(codes)]
+    source = [f"Artikel {a} kostet {b} € mehr {c}" for a, b, c in zip(codes, prices, ends, strict=True)]
+    target = [f"Item {a} costs more {c}" for a, c in zip(codes, ends, strict=True)]
+    finding = examine(write_lines, source, target).finding("alignment")
+    assert finding.message == "the files keep step from the first line to the last"
+    mixed = random.Random(2).sample(target, len(target))
+    assert examine(write_lines, source, mixed).finding("alignment").message.startswith("nothing tells")
+
+
 def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
     """Neighbours are alike there, so lengths say little."""
     pairs = sorted(zip(*zh_en, strict=True), key=lambda pair: len(pair[1]))
@@ -230,6 +243,14 @@ def test_a_side_may_have_two_scripts(write_lines: WriteLines) -> None:
     assert examine(write_lines, serbian, TARGET).finding("wrong script").count == 0
     latin = ["iPhone Pro Max" if number % 6 == 0 else line for number, line in enumerate(SOURCE)]
     assert examine(write_lines, latin, TARGET).finding("wrong script").count == 0
+
+
+def test_a_side_in_the_quotes_of_a_spreadsheet(write_lines: WriteLines) -> None:
+    quoted = [f'"{line}"' for line in TARGET]
+    finding = examine(write_lines, SOURCE, quoted).finding("quoted side")
+    assert (finding.count, finding.severity, places(finding)[0]) == (60, "problem", "a.en:1")
+    for source, target in ((SOURCE, [*quoted[:30], *TARGET[30:]]), ([f'"{line}"' for line in SOURCE], quoted)):
+        assert examine(write_lines, source, target).finding("quoted side").count == 0  # speech, on one side or both
 
 
 def test_simplified_and_traditional(write_lines: WriteLines) -> None:

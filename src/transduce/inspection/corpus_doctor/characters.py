@@ -21,6 +21,8 @@ _FULL_WIDTH = re.compile("[０-９Ａ-Ｚａ-ｚ｡-ﾟ]")
 _FULL_WIDTH_MARK = re.compile("[，。！？；：（）]")
 _HAN = re.compile("[\u4e00-\u9fff]")
 _HAN_BEFORE_ASCII = re.compile("[\u4e00-\u9fff][,.?!;:]")
+_QUOTED = re.compile(r'\s*".*"\s*')
+_ALL_QUOTED = 0.9
 
 
 class _Pattern(NamedTuple):
@@ -64,7 +66,7 @@ def character_findings(text: CorpusText) -> list[Finding]:
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
         found.append(line_finding(text, name, (source, target), message, problem_share))
-    return [*found, _marks(text), _empty(text), _white_space(text), _punctuation(text)]
+    return [*found, _marks(text), _empty(text), _white_space(text), _punctuation(text), _quoted(text)]
 
 
 def _marks(text: CorpusText) -> Finding:
@@ -91,6 +93,18 @@ def _white_space(text: CorpusText) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if line and not line.strip()] for side in text.sides)
     message = "{count} of white space alone; training leaves such pairs out"
     return line_finding(text, "white space only", (source, target), message, 0.05)
+
+
+def _quoted(text: CorpusText) -> Finding:
+    """A side whose lines stand in quotes, as spreadsheets write fields, where the other's do not."""
+    numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
+    shares = [len(own) / len(side.lines) for own, side in zip(numbers, text.sides, strict=True)]
+    source, target = (
+        own if share >= _ALL_QUOTED and other <= 1 - _ALL_QUOTED else []
+        for own, share, other in zip(numbers, shares, reversed(shares), strict=True)
+    )
+    message = "{count} in double quotes, as spreadsheets write fields: the model would learn them, so take them off"
+    return line_finding(text, "quoted side", (source, target), message, 0.01)
 
 
 def _punctuation(text: CorpusText) -> Finding:

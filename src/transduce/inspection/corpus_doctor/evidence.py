@@ -3,7 +3,7 @@
 Nothing is known of the languages: the weight of each feature, and which words belong together, are learnt from the
 corpus, from lines that are believed to correspond against lines that stand some way apart. Words are learnt on one half
 of the lines and used on the other, so that no line speaks for itself.
-Legend: N lines, M pairs, W words kept of a line.
+Legend: N lines, M pairs, C codes and W words kept of a line.
 """
 
 import numpy as np
@@ -58,7 +58,11 @@ class Evidence:
             np.where(
                 a.digits[sources] == b.digits[targets],
                 1,
-                np.where((a.digits[sources] == 0) | (b.digits[targets] == 0), 2, 3),
+                np.where(
+                    (a.digits[sources] == 0) | (b.digits[targets] == 0),
+                    2,
+                    np.where(_have_one_in_common(a.codes[sources], b.codes[targets]), 4, 3),
+                ),
             ),
         )
         return [
@@ -119,7 +123,7 @@ class Evidence:
         away = draw.integers(_NEAREST_STRANGER, _FARTHEST_STRANGER, len(targets)) * draw.choice([-1, 1], len(targets))
         strangers = targets + away
         inside = (strangers >= 0) & (strangers < len(self._target.length))
-        sizes = (_LENGTH_BINS, 16, 9, 4, _WORD_BINS + 1)
+        sizes = (_LENGTH_BINS, 16, 9, 5, _WORD_BINS + 1)
         together = self._cells_in_chunks(sources, targets, sizes)
         apart = self._cells_in_chunks(sources[inside], strangers[inside], sizes)
         self._weights = [_log_ratio(a, b) for a, b in zip(together, apart, strict=True)]
@@ -131,6 +135,12 @@ class Evidence:
             for count, cell in zip(counts, cells, strict=True):
                 count += np.bincount(cell, minlength=len(count))
         return counts
+
+
+def _have_one_in_common(one: Indices, other: Indices) -> NDArray[np.bool_]:
+    """Whether rows of codes, (M, C), have one in common."""
+    same = (one[:, :, None] == other[:, None, :]) & (one[:, :, None] != 0)  # (M, C, C)
+    return np.asarray(same.any(axis=(1, 2)))
 
 
 def _log_ratio(together: Floats, apart: Floats) -> Floats:

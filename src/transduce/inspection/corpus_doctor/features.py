@@ -1,6 +1,6 @@
-"""Lines as numbers that a translation keeps: length, end marks, commas, digits, and rare words.
+"""Lines as numbers that a translation keeps: length, end marks, commas, digits, codes, and rare words.
 
-Legend: N lines, W words kept of a line.
+Legend: N lines, C codes and W words kept of a line.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 WORDS = 8  # of a line, the rarest
+CODES = 4  # of a line, the longest
 VOCABULARY = 3072  # words of a side that are looked at; 0 stands for none
 _FEWEST_LINES = 3  # in which a word must occur
+_SHORTEST_CODE = 3
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
@@ -36,6 +38,8 @@ class SideFeatures(NamedTuple):
     """0, 1, or 2 for more, (N,)."""
     digits: NDArray[np.int64]
     """A hash of the numbers in the line, 0 where there is none, (N,)."""
+    codes: NDArray[np.int64]
+    """Hashes of words with digits, as codes, addresses and years are, 0 where there are fewer, (N, C)."""
     words: Ints
     """The rarest words, numbered by frequency from 1, 0 where there are fewer, (N, W)."""
 
@@ -47,6 +51,7 @@ def side_features(lines: Sequence[str]) -> SideFeatures:
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
         commas=np.array([min(2, len(_COMMA.findall(line))) for line in lines], dtype=np.int32),
         digits=np.array([_digits(line) for line in lines], dtype=np.int64),
+        codes=_codes(lines),
         words=_rare_words(lines),
     )
 
@@ -59,8 +64,21 @@ def _digits(line: str) -> int:
     numbers = _DIGITS.findall(line)
     if not numbers:
         return 0
-    joined = " ".join(sorted(str(int(number)) if len(number) < 20 else number for number in numbers))
-    return int.from_bytes(hashlib.blake2b(joined.encode(), digest_size=7).digest()) + 1
+    return _hash(" ".join(sorted(str(int(number)) if len(number) < 20 else number for number in numbers)))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest()) + 1
+
+
+def _codes(lines: Sequence[str]) -> NDArray[np.int64]:
+    found = np.zeros((len(lines), CODES), dtype=np.int64)
+    for row, line in enumerate(lines):
+        words = [word for word in _WORD.findall(line.casefold()) if len(word) >= _SHORTEST_CODE]
+        codes = sorted({word for word in words if _DIGITS.search(word)}, key=lambda word: (-len(word), word))
+        hashes = [_hash(code) for code in codes[:CODES]]
+        found[row, : len(hashes)] = hashes
+    return found
 
 
 def _rare_words(lines: Sequence[str]) -> Ints:
