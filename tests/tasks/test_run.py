@@ -111,7 +111,10 @@ def test_what_was_said_is_shown_as_said(
         ({"model.num_heads": 5}, r"must be a multiple of `model\.num_heads`, but 32 is not one of 5"),
         ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
         ({"tokenizer.vocabulary_size": 20}, "`tokenizer.vocabulary_size` 20 is too small for the text's characters"),
-        ({"data.filters.max_pieces": 1}, "No pair of .* is left: of"),
+        (
+            {"data.filters.max_pieces": 1},
+            r"No pair of .* is left: of .* or change `data\.filters\.max_pieces`, which is 1\.",
+        ),
         ({"model.d_model": 1 << 20}, r"Memory ran out for the model and what training keeps of each weight: lower"),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
     ],

@@ -163,7 +163,7 @@ def test_an_empty_side_is_named(write: Write) -> None:
 
 def test_broken_gzip(write: Write) -> None:
     whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(20_000)))
-    with pytest.raises(TransduceError, match=r"cut\.gz is not a whole gzip file, it breaks off after line [1-9]"):
+    with pytest.raises(TransduceError, match=r"cut\.gz is not a whole gzip file, it breaks off at about line [1-9]"):
         list(read_lines(write("cut.gz", whole[: len(whole) // 2])))
     with pytest.raises(TransduceError, match=r"bad\.gz is not a whole gzip file"):
         list(read_lines(write("bad.gz", whole[:500] + b"\xff" * 200 + whole[700:])))
@@ -178,9 +178,9 @@ def test_other_compression_is_named(compress: Callable[[bytes], bytes], name: st
     assert list(read_lines(write("plain.en", b"BZh is no magic\n"))) == ["BZh is no magic"]
 
 
-def test_capital_suffixes_and_empty_lines_of_objects(write: Write) -> None:
-    files = CorpusFiles(source=(write("a.TSV", b"x\ty\n"),))
-    assert [pair[:2] for pair in read_pairs(files)] == [("x", "y")]
+def test_capital_suffixes_and_empty_lines_of_pairs(write: Write) -> None:
+    files = CorpusFiles(source=(write("a.TSV", b"x\ty\n\n"),))
+    assert [pair[:2] for pair in read_pairs(files)] == [("x", "y"), ("", "")]
     files = CorpusFiles(source=(write("a.jsonl", b'{"source": "x", "target": "y"}\n\n'),))
     assert [pair[:2] for pair in read_pairs(files)] == [("x", "y"), ("", "")]
 

@@ -19,7 +19,7 @@ from transduce.data.idfiles import SideWriter
 from transduce.data.parts import Part, TakenBlock
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.text import FilterReport, Tokenizer
+from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
 
@@ -120,7 +120,7 @@ class _Merging:
             self._hold_out()
         self._report.kept = int(self._stays.sum())
         if not self._report.kept:
-            raise TransduceError(_nothing_left(self._report, self._request.files))
+            raise TransduceError(_nothing_left(self._report, self._request.files, self._request.filters))
         self._write_held_out(folder)
         sides = {"source": tokenizer.source, "target": tokenizer.target}
         source_writer, target_writer = (
@@ -243,14 +243,19 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
     return report
 
 
-def _nothing_left(report: FilterReport, files: CorpusFiles) -> str:
+def _nothing_left(report: FilterReport, files: CorpusFiles, filters: FilterSettings) -> str:
     path = files.source[0]
     counts = ", ".join(
         f"{count} for {reason} (first {report.examples.get(reason, path)})"
         for reason, count in report.dropped.items()
         if count
     )
+    limits = {
+        TOO_LONG: f".max_pieces`, which is {filters.max_pieces:,}",
+        RATIO: f".max_length_ratio`, which is {filters.max_length_ratio:g}",
+    }
+    limit = limits.get(max(report.dropped, key=lambda reason: report.dropped[reason]), "`")
     return (
         f"No pair of {path} is left: of {report.read} read, the filters dropped {counts or 'none'} and "
-        f"{report.held_out} are held out; check the files or change `data.filters`."
+        f"{report.held_out} are held out; check the files or change `data.filters{limit}."
     )

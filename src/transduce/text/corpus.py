@@ -261,6 +261,8 @@ def _pair_format(path: str, chosen: Format) -> Format:
 
 
 def _columns(line: str, where: str) -> tuple[str, str]:
+    if not line:
+        return "", ""  # as after a line feed too many at the end; the filters count it
     columns = line.split("\t")
     if len(columns) != 2:
         raise TransduceError(

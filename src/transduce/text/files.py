@@ -201,9 +201,9 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        number = decoder.lines + len(taken)
+        number = decoder.lines + len(taken) + 1  # what was unpacked last does not come out
         raise TransduceError(
-            f"{path} is not a whole gzip file, it breaks off after line {number}: copy or compress it again."
+            f"{path} is not a whole gzip file, it breaks off at about line {number}: copy or compress it again."
         ) from None
     except OSError as error:
         raise TransduceError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
