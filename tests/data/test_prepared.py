@@ -183,6 +183,28 @@ def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer,
     assert prepare(files, tokenizer, FilterSettings(drop_identical=False), tmp_path / "corpus").pairs == 2
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_dropped_is_told_by_the_file_that_has_it(tokenizer: Tokenizer, tmp_path: Path, workers: int) -> None:
+    sources, targets = ([f"der hund {number}" for number in range(20_000)] for _ in range(2))
+    targets = [f"a dog {line}" for line in targets]
+    targets[1] += "\x00"
+    sources[2] += "\x00"
+    sources[3] = ""
+    targets[4] = ""
+    targets[9_000] += "\udc80"
+    sources[9_001] = targets[9_001]
+    for name, lines in (("t.de", sources), ("t.en", targets)):
+        (tmp_path / name).write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    files = CorpusFiles(source=(str(tmp_path / "t.de"),), target=(str(tmp_path / "t.en"),))
+    report = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus", workers=workers).filters
+    assert {reason: place.rpartition("/")[2] for reason, place in report.examples.items()} == {
+        "not UTF-8": "t.en:9001",
+        "empty side": "t.de:4",
+        "control characters": "t.en:2",
+        "source and target identical": "t.de:9002",
+    }
+
+
 def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, compress in (("old.de", bytes), ("old.de.gz", gzip.compress)):
         path = tmp_path / name

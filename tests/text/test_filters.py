@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text import FilterReport, FilterSettings, Pair
+from transduce.text import FilterReport, FilterSettings
 from transduce.text.filters import HELD_OUT, REASONS, PairFilter, pair_digest
 
 
@@ -55,9 +55,8 @@ def test_unequal_lengths_are_dropped_but_short_sentences_never_clash() -> None:
 
 def test_the_report_counts_and_shows_the_first_of_each() -> None:
     report = FilterReport(read=2_000, kept=1_990, held_out=7, carriage_returns=3, byte_order_marks=1)
-    for line in (9, 12):
-        report.drop("too many pieces", Pair("a", "b", line, "train.zh"))
-    report.drop("empty side", Pair("", "b", 40, "train.zh"))
+    report.dropped |= {"too many pieces": 2, "empty side": 1}
+    report.examples |= {"too many pieces": "train.zh:9", "empty side": "train.zh:40"}
     assert report.lines() == [
         "2,000 pairs read, 1,990 kept, 7 held out",
         "1 dropped: empty side (first: train.zh:40)",

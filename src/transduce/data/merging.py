@@ -227,7 +227,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
     """What the parts read and dropped, with the first example of each reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()
-    first: dict[str, tuple[int, int]] = {}
+    first: dict[str, tuple[tuple[int, int], bool]] = {}
     blocks = {block.number: block for part in parts for block in part.card.taken}
     for card in (part.card for part in parts):
         report.read += card.read
@@ -235,12 +235,20 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
         report.byte_order_marks += card.byte_order_marks
         counts.update(card.dropped)
         for reason, place in card.first_dropped.items():
-            first[reason] = min(place, first.get(reason, place))
+            own = place, reason in card.of_targets
+            first[reason] = min(own, first.get(reason, own))
     report.dropped.update(counts)
     for reason in filter(first.__contains__, report.dropped):
-        block, row = blocks[first[reason][0]], first[reason][1]
-        report.examples[reason] = f"{block.path}:{block.first_line + row}"
+        (number, row), is_of_target = first[reason]
+        block = blocks[number]
+        path = _target_of(block.path, parts[0].card.request.files) if is_of_target else block.path
+        report.examples[reason] = f"{path}:{block.first_line + row}"
     return report
+
+
+def _target_of(source: str, files: CorpusFiles) -> str:
+    """The target file beside a source file; of a file of pairs, itself."""
+    return dict(zip(files.source, files.target, strict=False)).get(source, source)
 
 
 def _nothing_left(report: FilterReport, files: CorpusFiles, filters: FilterSettings) -> str:

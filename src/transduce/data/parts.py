@@ -73,6 +73,8 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropped: dict[str, int]
     # For each reason the block of the first pair that was dropped, and its row in it.
     first_dropped: dict[str, tuple[int, int]]
+    # Of these reasons, those that only the target of that pair gives.
+    of_targets: list[str] = []
     carriage_returns: int
     byte_order_marks: int
     candidates: list[Candidate]
@@ -126,6 +128,7 @@ def write_part(
         read=preparation.read,
         dropped=dict(preparation.dropped),
         first_dropped=preparation.first_dropped,
+        of_targets=preparation.of_targets,
         carriage_returns=reader.notes.carriage_returns,
         byte_order_marks=reader.notes.byte_order_marks,
         candidates=preparation.candidates(),
@@ -144,6 +147,7 @@ class _Preparation:
         self.read = 0
         self.dropped: Counter[str] = Counter()
         self.first_dropped: dict[str, tuple[int, int]] = {}
+        self.of_targets: list[str] = []
         self.taken: list[TakenBlock] = []
         self._request = request
         self._filter = PairFilter(request.filters)
@@ -192,6 +196,8 @@ class _Preparation:
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
+                if reason not in self.dropped and self._filter.is_of_target(reason, block.sources[row]):
+                    self.of_targets.append(reason)
                 self._drop(reason, block.number, row)
         return [row for row, reason in enumerate(reasons) if reason is None]
 

@@ -6,7 +6,6 @@ import re
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 
 UNDECODABLE = "not UTF-8"
@@ -66,11 +65,6 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     carriage_returns: int = 0
     byte_order_marks: int = 0
 
-    def drop(self, reason: str, pair: Pair) -> None:
-        """Count a dropped pair."""
-        self.dropped[reason] += 1
-        self.examples.setdefault(reason, f"{pair.path}:{pair.line}")
-
     def lines(self, thing: str = "pair") -> list[str]:
         """The report as a person reads it; `thing` is what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
@@ -108,6 +102,10 @@ class PairFilter:
         if _CONTROL.search(source) or _CONTROL.search(target):
             return CONTROL if is_decodable(source) and is_decodable(target) else UNDECODABLE
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
+
+    def is_of_target(self, reason: str, source: str) -> bool:
+        """Whether a reason that the text gave is the target's alone."""
+        return reason != IDENTICAL and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
         """The reason that the numbers of pieces give, the end of sentence not counted."""
