@@ -52,6 +52,19 @@ def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
     }
 
 
+def test_a_vocabulary_that_lacks_a_script_is_told(
+    swapped: dict[str, Any], trained: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = swapped | {"start_from": str(trained)}
+    few = {"data.source": [str(write_lines("ru.txt", [f"мы едим рыбу {number}" for number in range(1000)]))]}
+    for changes, told in (({}, False), (few, True)):
+        train(out=tmp_path / "run", settings=settings | changes, dry_run=True, **COMPUTING)
+        said = " ".join(capsys.readouterr().err.split())
+        notice = f"of the source's pieces spell characters in bytes or are unknown, for the vocabulary of {trained}"
+        assert (notice in said) == told
+        assert "of the target's pieces" not in said
+
+
 def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
     """The loss on the dev set of a folder's model."""
     translator = load(folder, precision="fp32", **COMPUTING)

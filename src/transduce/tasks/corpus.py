@@ -15,7 +15,6 @@ from transduce.data.sample import write_sample
 from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.machine import usable_cores
-from transduce.tasks.dev_overlap import overlap_notice
 from transduce.tasks.preparation_bar import PreparationBar
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -27,6 +26,7 @@ from transduce.tasks.prepared_folder import (
 )
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.text_files import remember_text_files
+from transduce.tasks.text_notices import overlap_notice, vocabulary_notices
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
@@ -159,6 +159,8 @@ def prepare_corpus(
         chosen = settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
+        for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from)):
+            display.say(line)
     remember_text_files(folder, settings.data)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(

@@ -139,6 +139,11 @@ def byte_of(piece: str) -> int | None:
     return None if match is None else int(match[1], 16)
 
 
+def ids_without_text(vocabulary: Vocabulary) -> set[int]:
+    """Of the pieces that stand where a character has none: bytes, and the unknown one."""
+    return {id for id in range(vocabulary.size) if byte_of(vocabulary.piece(id)) is not None} | {vocabulary.unk_id}
+
+
 def without_lone_surrogates(text: str) -> str:
     """The text with U+FFFD for what no UTF-8 file can hold."""
     # UTF-16 joins surrogates that form a pair; what is left alone cannot be decoded and becomes U+FFFD.

@@ -13,7 +13,7 @@ from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, byte_of
+from transduce.text.vocabulary import Vocabulary, ids_without_text
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 _LEARNT_FROM = 20_000  # pairs, when there is no model
@@ -44,7 +44,7 @@ class _Pieces:
     """How many pieces each line of a side has, and how many of them spell a character in bytes or are unknown."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
-        odd = {id for id in range(vocabulary.size) if byte_of(vocabulary.piece(id)) is not None} | {vocabulary.unk_id}
+        odd = ids_without_text(vocabulary)
         self.counts: list[int] = []
         self.odd: list[int] = []
         for start in range(0, len(side.lines), 10_000):
