@@ -13,15 +13,27 @@ if sys.platform != "win32":
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes or replaces a file atomically; what is no file, such as /dev/null or a link, is written to as it is."""
-    if path.is_symlink() or is_no_file(path):
-        path.write_bytes(content)
-        return
-    partial = path.with_name(f".partial-{path.name}")
+    with naming(path):
+        if path.is_symlink() or is_no_file(path):
+            path.write_bytes(content)
+            return
+        partial = path.with_name(f".partial-{path.name}")
+        try:
+            partial.write_bytes(content)
+            replace_file(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+
+
+@contextmanager
+def naming(place: Path | str) -> Iterator[None]:
+    """Has errors of the system tell what was written, which those of writing do not."""
     try:
-        partial.write_bytes(content)
-        replace_file(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a full disk needs the room
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(place)
         raise
 
 

@@ -117,10 +117,32 @@ def test_the_last_model_must_be_written(tmp_path: Path, tiny_run: Any) -> None:
 def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_rubbish(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_file(path, b"before")
-    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+    with largest_file(1000), pytest.raises(OSError, match="File too large") as failure:
         write_file(path, b"after" * 1000)
+    assert failure.value.filename == str(path)
     assert path.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("what", ["translate", "standard output", "prepare"])
+def test_what_there_is_no_room_for_is_named(trained: Path, toy_corpus: Path, tmp_path: Path, what: str) -> None:
+    source, target, out = toy_corpus / "train.zh", toy_corpus / "train.en", tmp_path / "out"
+    command = f"translate {trained} {source} --beam-size 1 --threads 1 "
+    if what == "prepare":
+        command = f"prepare --source {source} --target {target} --out {out} --tokenizer {trained}"
+    command += {"translate": f"--output {out}", "standard output": "> /dev/full"}.get(what, "")
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -f 1; {sys.executable} -m transduce {command}"],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    place = {"translate": f"{out}.partial", "standard output": "standard output"}.get(what, str(tmp_path))
+    assert f"transduce: A file or folder could not be used: {place}" in done.stderr
 
 
 def test_an_event_that_was_half_written_is_completed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from transduce.commands.options import (
     search_settings,
     threads_to_use,
 )
-from transduce.durable import file_sha256, is_no_file
+from transduce.durable import file_sha256, is_no_file, naming
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
@@ -142,8 +142,9 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError(f"--resume goes on with a file, but {options.output} is none: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
         for _, text in translated(options, folders, job, waiting):
-            output.write(text)
-            output.flush()
+            with naming(options.output or "standard output"):
+                output.write(text)
+                output.flush()
     return 0
 
 

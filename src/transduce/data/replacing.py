@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from transduce.durable import naming
 from transduce.errors import TransduceError
 
 
@@ -30,7 +31,8 @@ def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming(folder):
+            yield partial
         _replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

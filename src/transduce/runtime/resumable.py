@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from transduce.durable import replace_file, sole_user, write_file
+from transduce.durable import naming, replace_file, sole_user, write_file
 from transduce.errors import TransduceError
 
 _FORMAT_VERSION = 1
@@ -131,7 +131,7 @@ class ResumableFile:
     def append(self, lines: list[str], text: str) -> None:
         """Writes what belongs to further lines of the input."""
         content = text.encode("utf-8", "replace")
-        with self.partial.open("ab") as file:
+        with naming(self.partial), self.partial.open("ab") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
