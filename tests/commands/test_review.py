@@ -55,6 +55,17 @@ def test_a_second_search_writes_every_line(
         main(["review", str(trained), "--translation", str(target)])
 
 
+def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
+    capsys: Capture, trained: Path, files: tuple[Path, Path]
+) -> None:
+    source, target = files
+    source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
+    target.write_text("I eat fish .\nwater water\n", "utf-8")
+    out, err = review(capsys, trained, "--source", source, "--translation", target)
+    assert err.startswith("1 of 2 translations are doubtful: 1 unlikely")
+    assert out.startswith("2\tunlikely (")
+
+
 def test_its_own_translations_and_json(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.runtime.scoring import MOST_PIECES
 from transduce.runtime.translator import Translator
 
 
@@ -80,7 +81,11 @@ def test_no_pairs_have_no_scores(translator: Translator) -> None:
     [
         (["a", "b"], ["c"], "Each source has one target, but there are 2 sources and 1 targets"),
         (["我"], ["x y " * 2000], "A target must have at most 1024 pieces to be scored, but number 1 has"),
-        (["我", "x y " * 2000], ["I", "I"], "A source must have at most 1024 pieces to be scored, but number 2 has"),
+        (
+            ["我", "x y " * 2000],
+            ["I", "I"],
+            "A source must have at most 256 pieces to be scored, as translating cuts longer ones, but number 2 has",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -88,3 +93,15 @@ def test_what_cannot_be_scored_is_refused(
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.score(sources, targets)
+
+
+def test_only_what_search_reads_whole_is_scored(translator: Translator) -> None:
+    text = "我吃鱼。" * 200
+    most, pieces = translator.longest_source, len(translator.tokenizer.source.encode(text))
+    assert pieces <= MOST_PIECES
+    assert translator(text).parts > 1
+    message = f"A source must have at most {most} pieces .* but number 2 has {pieces}: cut it into sentences"
+    with pytest.raises(TransduceError, match=message):
+        translator.score(["我吃鱼。", text], ["I eat fish.", "I eat fish."])
+    # What looks into translations asks about any sources.
+    assert len(translator.scoring(translator.search)([text], ["I eat fish."])) == 1

@@ -23,6 +23,7 @@ from transduce.runtime.doubts import Doubt, DoubtKind, count_doubts
 from transduce.runtime.scoring import as_translation
 from transduce.runtime.second_look import look_again, review
 from transduce.runtime.translation import Translation
+from transduce.runtime.translator import Translator
 
 
 class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     sources, *given = read_side_by_side(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if given:
-        translations = [as_translation(score) for score in translator.score(sources, given[0])]
+        translations = _with_scores(translator, sources, given[0])
     else:
         translations = translator(sources, search=search, glossary=glossary)
     report = _report(translations, review(translator, translations, glossary=glossary))
@@ -88,6 +89,18 @@ def run(options: argparse.Namespace) -> int:
         changed = sum(one.text != other.text for one, other in zip(translations, again, strict=True))
         sys.stderr.write(f"A second search changed {changed:,}; {left}\n")
     return 0
+
+
+def _with_scores(translator: Translator, sources: list[str], targets: list[str]) -> list[Translation]:
+    """Given translations with what the model says of them: nothing where it would read the source in parts."""
+    pieces = translator.tokenizer.source.encode_batch(sources)
+    unread = {number for number, ids in enumerate(pieces) if len(ids) > translator.longest_source}
+    pairs = [pair for number, pair in enumerate(zip(sources, targets, strict=True)) if number not in unread]
+    scores = iter(translator.score([source for source, _ in pairs], [target for _, target in pairs]))
+    return [
+        Translation.of(*pair) if number in unread else as_translation(next(scores))
+        for number, pair in enumerate(zip(sources, targets, strict=True))
+    ]
 
 
 def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:

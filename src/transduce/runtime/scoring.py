@@ -58,6 +58,7 @@ def score_translations(
     *,
     alpha: float = 0.0,
     generate: GenerateSettings | None = None,
+    longest: int | None = None,
 ) -> list[Score]:
     """The log-probability of each target given its source.
 
@@ -69,6 +70,7 @@ def score_translations(
         alpha: of the length penalty; 0 divides by nothing.
         generate: where search ranks as `generate` does: what it forces costs nothing, probabilities are over all
             pieces, and the penalty is length^alpha.
+        longest: pieces beyond which search cuts a source, where figures shall be those of search.
 
     Raises:
         TransduceError: their numbers differ, or one is too long.
@@ -78,7 +80,9 @@ def score_translations(
         raise TransduceError(
             f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
         )
-    source_ids = [tokenizer.source.closed(ids) for ids in tokenizer.source.encode_batch(sources)]
+    open_ids = tokenizer.source.encode_batch(sources)
+    _check_uncut(open_ids, longest)
+    source_ids = [tokenizer.source.closed(ids) for ids in open_ids]
     forced = _forced_pieces(tokenizer.target, generate)
     target_ids = [_begun(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
     for name, rows in (("source", source_ids), ("target", target_ids)):
@@ -113,6 +117,15 @@ def _forced_pieces(target: Vocabulary, generate: GenerateSettings | None) -> tup
 def _begun(forced: tuple[int, ...], ids: list[int]) -> list[int]:
     """A target with the forced pieces, which it may begin with anyway."""
     return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
+
+
+def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
+    for number, ids in enumerate(rows, 1):
+        if longest is not None and len(ids) > longest:
+            raise TransduceError(
+                f"A source must have at most {longest:,} pieces to be scored, as translating cuts longer ones, but "
+                f"number {number} has {len(ids):,}: cut it into sentences, each with its translation."
+            )
 
 
 def _check_lengths(name: str, rows: Sequence[Sequence[int]]) -> None:

@@ -290,15 +290,15 @@ class Translator:
         """How probable given translations are, as search reports it.
 
         Args:
-            sources: sentences.
+            sources: sentences, no longer than search takes them uncut.
             targets: their translations, as many.
             length_penalty: alpha of the penalty that scores are divided by; 0: they are log-probabilities.
 
         Raises:
             TransduceError: their numbers differ, one is too long, or the penalty is out of its range.
         """
-        alpha, generate = SearchSettings(length_penalty=length_penalty).length_penalty, self.search.generate
-        return score_translations(self.models, self.tokenizer, sources, targets, alpha=alpha, generate=generate)
+        search = SearchSettings(length_penalty=length_penalty, generate=self.search.generate)
+        return self.scoring(search, longest=self.longest_source)(sources, targets)
 
     def locate(
         self,
@@ -325,10 +325,10 @@ class Translator:
         plain = partial(self.translate, search=search)
         return ModelView(self.tokenizer.target, self.scoring(search), plain, self.most_scored)
 
-    def scoring(self, search: SearchSettings) -> Scoring:
-        """Scores pairs as this search ranks them; in a strict one each by itself."""
+    def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
+        """Scores pairs as this search ranks them, in a strict one each alone; sources have `longest` pieces at most."""
         alpha, generate = search.length_penalty, search.generate
-        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate)
+        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate, longest=longest)
         return rank if not search.strict else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
 
     def search_ids(
