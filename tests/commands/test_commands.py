@@ -325,3 +325,31 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
     assert main(["demo", "--again", "--out", str(tmp_path)]) == 2
     assert "`--again` removes a run, but " in capsys.readouterr().err
     assert (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "name"),
+    [
+        ("translate", ["--prefix", "\udcff"], "--prefix"),
+        ("translate", ["--must-contain", "caf\udce9"], "--must-contain"),
+        ("translate", ["--forbid", "\udcff"], "--forbid"),
+        ("generate", ["\udcff"], "prompt"),
+        ("fill", ["\udcff"], "text"),
+        ("inspect", ["\udcff"], "sentence"),
+        ("inspect", ["it", "--pronoun", "\udcff"], "--pronoun"),
+    ],
+)
+def test_a_text_that_is_no_utf8_is_refused(capsys: Capture, verb: str, options: list[str], name: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "nowhere", *options])
+    assert left.value.code == 2
+    message = f"transduce {verb}: argument {name}: {options[-1]!a} is no text in UTF-8: write it so ("
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_what_a_run_would_record_must_be_utf8(capsys: Capture, tmp_path: Path) -> None:
+    files = ["--source", str(tmp_path / "\udcff.zh"), "--target", str(tmp_path / "\udcff.en")]
+    (tmp_path / "\udcff.zh").write_text("我\n" * 3, "utf-8")
+    (tmp_path / "\udcff.en").write_text("I\n" * 3, "utf-8")
+    assert main(["train", "--out", str(tmp_path / "run"), *files, "--dry-run"]) == 2
+    assert "is no text in UTF-8: write it so, or put it into a file.\n" in capsys.readouterr().err

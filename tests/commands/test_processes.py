@@ -38,7 +38,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path, toy_corpus: Path) -> None:
         assert process.wait(timeout=60) == 0
 
 
-def test_a_bare_locale_changes_nothing(trained: Path) -> None:
+def test_a_bare_locale_changes_nothing(trained: Path, tmp_path: Path) -> None:
     bare = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [*COMMAND, "translate", str(trained), *COMPUTING],
@@ -56,6 +56,18 @@ def test_a_bare_locale_changes_nothing(trained: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith(b"transduce: ")
     assert refused.stderr.endswith(b"does not exist: name the folder of a model.\n")
+    model, source = tmp_path / "模型", tmp_path / "输入.zh"
+    model.symlink_to(trained)
+    source.write_text("我喜欢苹果。\n", "utf-8")
+    begun = subprocess.run(
+        [*COMMAND, "translate", str(model), str(source), "--prefix", "I", *COMPUTING],
+        capture_output=True,
+        env=environment(**bare),
+        timeout=60,
+        check=False,
+    )
+    assert (begun.returncode, begun.stderr) == (0, b"")
+    assert begun.stdout.decode("utf-8").startswith("I")
     explained = subprocess.run(
         [*COMMAND, "translate", "--help"], capture_output=True, env=environment(**bare), timeout=60, check=False
     )

@@ -219,10 +219,6 @@ def test_options_on_search_reach_it(
             ["--sample", "--beam-size", "2"],
             "`--beam-size` says how to search, but --sample draws: leave one of them out",
         ),
-        (
-            ["--prefix", "\udcff", "--output", "unwritten"],
-            r"'\udcff' is no text in UTF-8: write it so, or put it into a file.",
-        ),
         (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
         (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
         (["--temperature", "0.5"], "`--temperature` says how to draw translations: add --sample, or leave it out."),

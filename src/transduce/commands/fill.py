@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.commands.options import add_computing, check_writable, text_argument, write_report
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
 from transduce.runtime.filler import Candidate, Filler, Filling, load_filler
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="the folder of a masked language model")
     add(
         "text",
+        type=text_argument,
         nargs="?",
         default="-",
         help="a text with [MASK] in it (<mask> where an imported model spells it so); - reads such texts from standard "

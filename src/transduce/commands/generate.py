@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, refuse_beside, write_report
+from transduce.commands.options import add_computing, check_writable, refuse_beside, text_argument, write_report
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 from transduce.runtime.generator import USUAL_LENGTH, Continuation, Generator, load_generator
@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
     add = parser.add_argument
     add("model", help="the folder of a language model")
-    add("prompt", nargs="?", default="", help="the beginning of the text; - reads it from standard input")
+    add(
+        "prompt",
+        nargs="?",
+        default="",
+        type=text_argument,
+        help="the beginning of the text; - reads it from standard input",
+    )
     add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="new pieces")
     add("--n-best", type=int, default=1, metavar="N", help="texts; a line with --- stands between them")
     add("--one-line", action="store_true", help="a text ends with its line")
@@ -44,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length-penalty", type=float, metavar="ALPHA", help="of the beam: greater favours longer lines (0)")
     add("--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may")
     add(
-        "--forbid", action="append", default=[], metavar="TEXT", help="no text contains this; may be said several times"
+        "--forbid",
+        action="append",
+        default=[],
+        type=text_argument,
+        metavar="TEXT",
+        help="no text contains this; may be said several times",
     )
     add("--json", metavar="PATH", help="write texts and probabilities as JSON; - for standard output")
     add_computing(parser)

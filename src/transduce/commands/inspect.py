@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from transduce.commands.options import add_computing, add_search, check_writable, load_translator, search_settings
+from transduce.commands.options import (
+    add_computing,
+    add_search,
+    check_writable,
+    load_translator,
+    search_settings,
+    text_argument,
+)
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention
@@ -23,14 +30,26 @@ from transduce.runtime.translator import Translator
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's options."""
     parser.add_argument("model", help="a model folder")
-    parser.add_argument("sentence", help="what to translate and look into")
+    parser.add_argument("sentence", type=text_argument, help="what to translate and look into")
     parser.add_argument("--html", metavar="PATH", help="write a page that needs nothing else: open it in a browser")
     parser.add_argument("--json", metavar="PATH", help="write what the page shows as JSON; - for standard output")
-    parser.add_argument("--pronoun", metavar="WORD", help="show where each head looks from this word of the sentence")
-    parser.add_argument("--antecedent", metavar="WORD", help="what it stands for: heads that point there are marked")
-    parser.add_argument("--among", nargs="+", metavar="WORD", help="the earlier words that it may stand for")
     parser.add_argument(
-        "--translation-of", metavar="TEXT", help="the sentence is the target of this one: its decoder is asked"
+        "--pronoun",
+        type=text_argument,
+        metavar="WORD",
+        help="show where each head looks from this word of the sentence",
+    )
+    parser.add_argument(
+        "--antecedent", type=text_argument, metavar="WORD", help="what it stands for: heads that point there are marked"
+    )
+    parser.add_argument(
+        "--among", nargs="+", type=text_argument, metavar="WORD", help="the earlier words that it may stand for"
+    )
+    parser.add_argument(
+        "--translation-of",
+        type=text_argument,
+        metavar="TEXT",
+        help="the sentence is the target of this one: its decoder is asked",
     )
     add_search(parser)
     add_computing(parser)

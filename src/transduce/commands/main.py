@@ -103,6 +103,8 @@ def build_parser(verb: str | None) -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
+    if arguments is None:
+        _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     fill_in_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -138,6 +140,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"transduce: A file or folder could not be used: {place}{error.strerror}.\n")
         return 2
+
+
+def _start_in_utf8() -> None:
+    """Starts anew in Python's UTF-8 mode where the locale makes no text of arguments that are UTF-8.
+
+    In this process their text could be had, but no file could be opened by such a name.
+    """
+    given = "\n".join(sys.argv[1:])
+    if sys.getfilesystemencoding() == "utf-8" or not any("\udc80" <= character <= "\udcff" for character in given):
+        return
+    try:
+        os.fsencode(given).decode()
+    except UnicodeDecodeError:
+        return
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
 def _run(arguments: list[str]) -> int:

@@ -23,6 +23,19 @@ from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
 
 
+def text_argument(argument: str) -> str:
+    """The type of an option that is text: bytes that are no UTF-8 would be read as replacement characters.
+
+    Raises:
+        argparse.ArgumentTypeError: it has such bytes; a file's name may.
+    """
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{argument!a} is no text in UTF-8: write it so") from None
+    return argument
+
+
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Where to compute: --device, --threads."""
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
@@ -94,6 +107,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forbid",
         action="append",
+        type=text_argument,
         metavar="TEXT",
         help="no translation contains this word or text; may be said several times",
     )

@@ -24,6 +24,7 @@ from transduce.commands.options import (
     or_standard,
     refuse_beside,
     search_settings,
+    text_argument,
     threads_to_use,
 )
 from transduce.durable import file_sha256, is_no_file, naming
@@ -65,11 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="alternatives; more than 1 prints `number ||| text ||| score`",
     )
-    parser.add_argument("--prefix", default="", metavar="TEXT", help="what every translation begins with")
+    parser.add_argument(
+        "--prefix", default="", type=text_argument, metavar="TEXT", help="what every translation begins with"
+    )
     parser.add_argument(
         "--must-contain",
         action="append",
         default=[],
+        type=text_argument,
         metavar="PHRASE",
         help="what every translation contains; may be said several times",
     )
