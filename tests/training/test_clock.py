@@ -1,6 +1,8 @@
 """Minutes become steps by the rate of the steps that have been taken, without what comes before the first."""
 
-from transduce.training.clock import StepClock
+import random
+
+from transduce.training.clock import StepClock, open_steps
 
 
 def test_making_programs_at_the_start_does_not_count() -> None:
@@ -22,5 +24,26 @@ def test_the_rate_is_not_known_before_a_twentieth_of_the_time() -> None:
 
 def test_a_run_that_is_over_its_time_takes_one_step_more() -> None:
     clock = StepClock()
-    clock.steps_within(10.0, 20, 11.0)
-    assert clock.steps_within(10.0, 21, 12.0) == 22
+    clock.steps_within(10.0, 9, 11.0)
+    assert clock.steps_within(10.0, 10, 12.0) == 11
+
+
+def test_steps_that_could_depend_on_when_the_number_became_known_do_not() -> None:
+    """Steps of all lengths, that get slower or faster, or stand still for long."""
+    chance = random.Random(1)
+    for _ in range(500):
+        clock, elapsed, found, step = StepClock(), chance.choice([0.0, 30.0]), None, chance.choice([0, 0, 3, 9])
+        length, turn, factor = 10 ** chance.uniform(-2, 2.5), chance.randrange(40), 10 ** chance.uniform(-1.5, 1.5)
+        while found is None:
+            step += 1
+            elapsed += length * chance.uniform(0.5, 2.0) * (factor if step > turn else 1.0)
+            found = clock.steps_within(600.0, step, elapsed)
+        assert step <= open_steps(found)
+        assert found > step
+
+
+def test_a_stop_does_not_make_a_run_short() -> None:
+    """The machine sleeps for half an hour while the rate is measured."""
+    clock = StepClock()
+    assert [clock.steps_within(3600.0, step, 1.0 * step) for step in range(1, 150)] == [None] * 149
+    assert clock.steps_within(3600.0, 150, 1950.0) == 1800

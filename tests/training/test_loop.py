@@ -22,6 +22,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop
 from transduce.training.checkpoint import load_newest
+from transduce.training.clock import StepClock, open_steps
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Trainer, TrainResult
@@ -343,6 +344,25 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     assert resumed.trainer.elapsed_seconds == pytest.approx(30.0)
 
 
+@pytest.mark.parametrize("steps", [40, 180])
+def test_when_minutes_became_steps_changes_no_weight(
+    tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    def run(known_at: int) -> Tensor:
+        def within(_clock: StepClock, _budget: float, step: int, _elapsed: float) -> int | None:
+            return steps if step == known_at else None
+
+        monkeypatch.setattr(StepClock, "steps_within", within)
+        folder = tmp_path / str(known_at)
+        folder.mkdir()
+        setup = Setup(folder, settings)
+        assert setup.trainer.run().steps == steps
+        return setup.weights()
+
+    settings = make_settings(steps=None, minutes=1.0, schedule="linear", warmup_steps=100, weight_decay=None)
+    assert torch.equal(run(10), run(open_steps(steps)))
+
+
 def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_much(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +393,7 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
     run("again", 100)
     known = decay_over(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
     assert known > 0.0
-    assert decays == {"first": [0.0] * 10 + [known] * 15, "again": [known] * 40}
+    assert decays == {"first": [0.0] * 11 + [known] * 14, "again": [known] * 40}
 
 
 # --- validation -------------------------------------------------------------------------------------------------------

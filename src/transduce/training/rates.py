@@ -3,6 +3,7 @@
 from functools import cache
 from typing import NamedTuple
 
+from transduce.training.clock import open_steps
 from transduce.training.schedule import ScheduleName, learning_rate
 from transduce.training.settings import ResolvedTraining
 
@@ -24,8 +25,11 @@ class Rates(NamedTuple):
 def rates_of_step(step: int, settings: ResolvedTraining, steps: int | None) -> Rates:
     """The rates of a step, counted from 1.
 
-    Where the settings leave the decay to the number of steps, nothing decays before that is known.
+    Where the settings leave the decay to the number of steps, nothing decays before that is known, and in a run of
+    minutes it counts as known after its `open_steps` only.
     """
+    if settings.minutes is not None and steps is not None and step <= open_steps(steps):
+        steps = None
     schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
     decay = settings.weight_decay
     if decay is None:
