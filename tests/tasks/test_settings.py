@@ -215,3 +215,45 @@ def test_numbers_of_numpy_and_paths_are_taken_as_what_they_say() -> None:
     settings = make_settings(content)
     assert (settings.training.steps, settings.model.dropout) == (10, 0.25)
     assert (settings.tokenizer.text, settings.start_from) == (("a.txt",), "m")
+
+
+@pytest.mark.parametrize(
+    ("lines", "assignments", "message"),
+    [
+        (["[training]", "stpes = 5"], [], r"run\.toml, line 2: There is no setting `training.stpes`: did you mean"),
+        (
+            ["# ours", "training.steps = 'x'"],
+            [],
+            r"run\.toml, line 2: `training.steps` must be a whole number, but is `x`\.$",
+        ),
+        (["[training]", "", "steps = 0"], [], r"run\.toml, line 3: `training.steps` must be greater than 0, but is 0"),
+        (
+            ["[data.filters]", '"max_pieces" = "many"'],
+            [],
+            r"run\.toml, line 2: `data.filters.max_pieces` must be a whole number",
+        ),
+        (["[search]", "beam_size = 0"], [], r"run\.toml, line 2: `beam_size` must be at least 1, but is 0"),
+        (["training = {steps = 0}"], [], r"run\.toml: `training.steps` must be greater than 0, but is 0"),
+        (["training = 5"], [], r"run\.toml, line 1: `training` must be a table, but is `5`"),
+        (["[training]", "steps = 5"], ["training.minutes=1.5"], r"run\.toml, line 2: `training.steps` \(5\) and"),
+    ],
+)
+def test_a_mistake_in_a_file_comes_with_its_line(
+    write_lines: WriteLines, lines: list[str], assignments: list[str], message: str
+) -> None:
+    content = read_settings(write_lines("run.toml", lines), assignments)
+    with pytest.raises(TransduceError, match=message):
+        make_settings(content)
+
+
+@pytest.mark.parametrize("value", ["x", "0"])
+def test_a_mistake_in_an_assignment_is_not_the_files(write_lines: WriteLines, value: str) -> None:
+    path = write_lines("run.toml", ["[training]", "steps = 5"])
+    with pytest.raises(TransduceError, match=r"^`training.steps` must be "):
+        make_settings(read_settings(path, [f"training.steps={value}"]))
+    with pytest.raises(TransduceError, match=r"^There is no setting `training.stpes`"):
+        make_settings(read_settings(path, ["training.stpes=5"]))
+    content = read_settings(path)
+    put_setting(content, "training", {"steps": 0})
+    with pytest.raises(TransduceError, match=r"^`training.steps` must be greater than 0"):
+        make_settings(content)

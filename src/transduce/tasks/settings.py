@@ -22,6 +22,7 @@ from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import Activation, AttentionKind, AttentionScore, Kind, Norm, NormOrder, Positions
 from transduce.search.settings import SearchSettings
 from transduce.tasks.noise import NoiseSettings
+from transduce.tasks.settings_file import FileSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import valid_language
@@ -219,7 +220,8 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
     pairs = [_parse(assignment) for assignment in assignments]  # a mistake in them may have become the path
     if path is not None:
         try:
-            content = tomllib.loads(path.read_text("utf-8-sig"))
+            text = path.read_text("utf-8-sig")
+            content = FileSettings(tomllib.loads(text), path, text)
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -246,6 +248,8 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     """
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
+    if isinstance(content, FileSettings):
+        content.forget(name)
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})
@@ -281,8 +285,19 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
     """Checks keys and types.
 
     Raises:
-        TransduceError: a key that does not exist, with the nearest one that does; a value of the wrong type.
+        TransduceError: a key that does not exist, with the nearest one that does; a value of the wrong type. What
+            `read_settings` has from a file comes with file and line.
     """
+    try:
+        return _checked(content)
+    except TransduceError as error:
+        place = content.place(str(error)) if isinstance(content, FileSettings) else None
+        if place is None:
+            raise
+        raise TransduceError(f"{place}: {error}") from error
+
+
+def _checked(content: Mapping[str, Any]) -> Settings:
     _refuse_unknown_keys(content, Settings, ())
     _refuse_infinite(content, "")
     try:
