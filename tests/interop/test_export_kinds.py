@@ -24,7 +24,7 @@ from transduce.runtime.opening import load as load_translator
 from transduce.runtime.original import Original
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
-from transduce.text.tokenizer import Tokenizer
+from transduce.text import CorpusFiles, Tokenizer, TokenizerSettings, read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeModel = Callable[..., Model]
@@ -215,6 +215,42 @@ def test_sources_may_be_given(folders: dict[str, Path], tmp_path: Path) -> None:
     assert report.compared_on == "2 sentences of the sources given and a long one made of them"
     with pytest.raises(TransduceError, match=r"References are translations, but the model .* `encoder` and translates"):
         export(folders["classification"], tmp_path / "no", to="onnx", sources=["a"], references=["b"])
+
+
+SPELT = ["I </s> tea.", "<unk> a", "<pad>", "the </s>fish"]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_names_of_special_pieces_in_a_source_are_its_characters(
+    make_model: MakeModel, write_folder: WriteFolder, toy_corpus: Path, tmp_path: Path, joint: bool
+) -> None:
+    import transformers
+
+    files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
+    settings = TokenizerSettings(vocabulary_size=400, joint=joint)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
+    model = make_model(tokenizer, norm_order="post", tie_source_target=joint)
+    folder, out = write_folder(model, tokenizer, tmp_path / "model"), tmp_path / "exports" / "out"
+    out.parent.mkdir()
+    exported(folder, out, "huggingface", sources=SPELT)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs(SPELT).input_ids == [tokenizer.source.closed(tokenizer.source.encode(text)) for text in SPELT]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_names_of_special_pieces_in_other_texts_are_no_fault(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    exported(folders[name], tmp_path / "out", "huggingface", sources=["I like tea.", *SPELT, "[SEP] a"])
+
+
+def test_names_of_special_pieces_without_pieces_for_their_characters_are_no_fault(
+    make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = make_model(separate_tokenizer, norm_order="post", tie_source_target=False)
+    folder, out = write_folder(model, separate_tokenizer, tmp_path / "model"), tmp_path / "exports" / "out"
+    out.parent.mkdir()
+    exported(folder, out, "huggingface", sources=["我吃鱼。", *SPELT])
 
 
 # --- what is never left behind ----------------------------------------------------------------------------------

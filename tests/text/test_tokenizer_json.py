@@ -73,6 +73,31 @@ def test_ids_agree_on_odd_texts(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(("byte_fallback", "user_symbols"), [(True, ()), (False, ()), (True, ("<2de>",))])
+def test_the_names_of_special_pieces_can_be_plain_characters(
+    data_folder: Path, kind: Any, byte_fallback: bool, user_symbols: tuple[str, ...]
+) -> None:
+    settings = TokenizerSettings(
+        kind=kind, vocabulary_size=2_000, byte_fallback=byte_fallback, user_symbols=user_symbols
+    )
+    tokenizer = train(data_folder / "tatoeba-zh-en", settings, pairs=2_000)
+    other: Any = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tokenizer.source)))
+    other.encode_special_tokens = True
+    for text in [
+        "Hund </s> Haus",
+        "<unk> a",
+        "<pad>",
+        "</s>",
+        "a</s>b",
+        "a < b",
+        "</ s>",
+        *(f"{each}</s>" for each in user_symbols),
+        *ODD,
+    ]:
+        assert other.encode(text).ids == [*tokenizer.source.encode(text), tokenizer.source.eos_id], text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_decoding_agrees(data_folder: Path, kind: Any) -> None:
     vocabulary = train(data_folder / "tatoeba-zh-en", TokenizerSettings(kind=kind, vocabulary_size=4_000)).source
     other: Any = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary)))

@@ -17,6 +17,8 @@ from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, 
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
+# "</s>" in a text is four characters, as in ours. Encoders must know [MASK], though, and prompts have ends of lines.
+_SPELT = {"split_special_tokens": True}
 
 
 def tokenizer_files(
@@ -37,7 +39,7 @@ def tokenizer_files(
         return _encoder_files(tokenizer.source, config) if find_marks(tokenizer.source) is not None else {}
     card = _card(tokenizer.source, config, ("input_ids", "attention_mask"))
     if config.kind != "decoder":
-        return {"tokenizer_config.json": card}
+        return {"tokenizer_config.json": card | _SPELT}
     vocabulary = tokenizer.source
     start = vocabulary.piece(config.start_id)
     return {
@@ -120,6 +122,7 @@ def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]
             "separate_vocabs": True,
             "model_max_length": MAXIMUM_POSITIONS,
             "clean_up_tokenization_spaces": False,
+            **_SPELT,
         },
     }
 

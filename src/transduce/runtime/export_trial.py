@@ -86,6 +86,22 @@ def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
     return [vocabulary.closed(ids) for ids in vocabulary.encode_batch(texts)]
 
 
+def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
+    """The texts that a tokenizer elsewhere cuts as ours does: some read a special piece where its name is spelt, all of
+    them may where its characters have no pieces.
+    """
+    vocabulary, kind = original.tokenizer.source, original.config.kind
+    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
+    silent = (id for id in range(vocabulary.size) if not vocabulary.stands_for_text(id))
+    names = {*map(vocabulary.piece, silent), *vocabulary.mark_pieces[:2]} - {""}
+
+    def is_alike(text: str) -> bool:
+        is_spelt = any(name in text for name in names)
+        return not is_spelt or not (reads or vocabulary.unk_id in vocabulary.encode(text))
+
+    return list(filter(is_alike, texts))
+
+
 def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
     """Sources with all that stands around them, `longest` pieces at most: of a longer one the end is left out."""
     room = longest - len(vocabulary.before) - len(vocabulary.after)

@@ -26,7 +26,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.runtime.export_trial import tokenized
+from transduce.runtime.export_trial import cut_alike, tokenized
 from transduce.runtime.folder import VOCABULARIES
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.kept_tokenizer import has_kept_files, read_kept_files, write_kept_files
@@ -191,6 +191,7 @@ class HuggingFaceExporter:
         if isinstance(self.original.tokenizer, ForeignTokenizer):
             vocabulary = self.original.tokenizer.target
             model.search_plainly(vocabulary.unk_id, vocabulary.forced)
+        texts = cut_alike(self.original, texts)
         for text, left, right in zip(texts, tokenized(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
                 raise TransduceError(

@@ -2,9 +2,9 @@
 
 The steps repeat sentencepiece's: spaces trimmed and collapsed, one put in front, ▁ for each, words cut before
 ▁, the model (a word never shares a piece with another), bytes for what has no piece. Where a vocabulary keeps all
-spaces, none are trimmed or collapsed, and a run of them stays with the word behind it. One difference cannot be
-helped: that library reads "</s>", "<pad>" and "<unk>" in a text as the special pieces, sentencepiece as plain
-characters.
+spaces, none are trimmed or collapsed, and a run of them stays with the word behind it. One difference has no place in
+that file: the library reads "</s>", "<pad>" and "<unk>" in a text as the special pieces, sentencepiece as plain
+characters, and so does the library with `encode_special_tokens`.
 """
 
 import re
@@ -97,6 +97,12 @@ def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
     if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
         # Where words are looked up whole, the six characters "<0x41>" in a text must not pass for the byte.
         cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
+    if symbols or not merging:
+        # Nor "</s>" for the end. Where "<" and "/" have no pieces they are one unknown piece together.
+        names = [*_texts(pieces, PieceType.CONTROL), *_texts(pieces, PieceType.UNKNOWN)]
+        cutters.append(
+            _split({"Regex": "|".join(re.sub("^(</?)(.*)", r"\1(?=\2)", name) for name in names)}, "Isolated")
+        )
     has_runs = any(piece.text.startswith(2 * _SPACE) for piece in pieces)
     cutters.append(_split({"Regex": f"{_SPACE}+"} if has_runs else {"String": _SPACE}, "MergedWithNext"))
     return {"type": "Sequence", "pretokenizers": cutters}
