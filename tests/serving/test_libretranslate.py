@@ -108,6 +108,7 @@ def test_languages(live: Any) -> None:
     assert live.ask("GET", "/languages").json == [
         {"code": "de", "name": "German", "targets": ["de", "en"]},
         {"code": "en", "name": "English", "targets": ["en", "pt-BR"]},
+        {"code": "pt-BR", "name": "Portuguese (Brazil)", "targets": ["pt-BR"]},
         {"code": "zh-Hans", "name": "Chinese", "targets": ["en", "zh-Hans"]},
     ]
 

@@ -105,7 +105,7 @@ class LibreTranslate:
         """GET /languages."""
         routes = self.service.routes
         return json_answer(
-            [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.sources]
+            [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.codes]
         )
 
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
