@@ -38,6 +38,7 @@ def demo(
     steps: int = STEPS,
     device: str = "auto",
     threads: int | None = None,
+    precision: str = "auto",
 ) -> DemoResult:
     """Trains a Chinese-English translator on the built-in grammar's corpus and shows it at work.
 
@@ -47,6 +48,7 @@ def demo(
         steps: of training.
         device: "cpu", "cuda" or "auto".
         threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        precision: to train and to translate in: "fp32", "bf16" or "auto".
 
     Returns:
         How many held-out sentences came out exactly right.
@@ -63,7 +65,7 @@ def demo(
     )
     result = train_run(
         RunRequest(
-            settings=_settings(text, seed, steps),
+            settings=_settings(text, seed, steps, precision),
             out=out,
             resume=out.exists(),
             device=device,
@@ -71,7 +73,7 @@ def demo(
             said_reason="small and quick, as the demonstration should be",
         )
     )
-    translator = load(out, device=device, threads=threads)
+    translator = load(out, precision=precision, device=device, threads=threads)
     show(translator, corpus.test, console)
     found = translator([pair.source for pair in corpus.test], beam_size=1)
     exact = sum(t.text == pair.target for t, pair in zip(found, corpus.test, strict=True))
@@ -86,8 +88,9 @@ def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:
         (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
 
 
-def _settings(text: Path, seed: int, steps: int) -> dict[str, object]:
+def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, object]:
     """As small and as quick as the grammar allows; everything else is chosen as for any corpus."""
+    said = {} if precision == "auto" else {"precision": precision}
     return {
         "preset": "tiny",
         "data": {
@@ -98,7 +101,7 @@ def _settings(text: Path, seed: int, steps: int) -> dict[str, object]:
         },
         "tokenizer": {"vocabulary_size": 1000, "byte_fallback": False},
         "model": {"num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.1},
-        "training": {"steps": steps, "seed": seed, "translate_dev": 200, "report_every": 100},
+        "training": {"steps": steps, "seed": seed, "translate_dev": 200, "report_every": 100} | said,
         "search": {"beam_size": 1},
     }
 

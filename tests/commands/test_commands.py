@@ -1,8 +1,10 @@
 """The command line: what goes where, what a mistake says, and what scripts rely on."""
 
 import io
+import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -318,6 +320,37 @@ def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pyte
     monkeypatch.setattr("transduce.commands.doctor.run", exhausted)
     assert main(["doctor", "models/large"]) == 2
     assert capsys.readouterr().err.startswith("transduce: Memory ran out: use a smaller model, ")
+
+
+def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
+    options = ["--steps", "2", "--precision", "fp32", "--device", "cpu", "--threads", "1", "--json", "-"]
+    threads = torch.get_num_threads()
+    try:
+        assert main(["demo", "--out", str(tmp_path / "demo"), *options]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["sentences"] == 1000
+    assert "A hand-written grammar made" in captured.err
+    assert 'precision = "fp32"' in (tmp_path / "demo" / "settings.toml").read_text("utf-8")
+
+
+def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    """Of a run that is complete, resuming says how it ended."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    options = ["--out", str(run), "--resume", "--device", "cpu", "--threads", "1"]
+    threads = torch.get_num_threads()
+    try:
+        assert main(["train", *options, "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["train", *options, "--json", str(tmp_path / "end.json")]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert (found["step"], found["reason"]) == (80, "finished")
+    assert json.loads((tmp_path / "end.json").read_bytes()) == found
+    assert main(["train", *options, "--dry-run", "--json", "-"]) == 2
+    assert "`--json` writes how a run ended, and --dry-run begins none" in capsys.readouterr().err
 
 
 def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:

@@ -598,6 +598,18 @@ def test_minutes_become_steps_that_are_kept(
     assert "minutes are" not in capsys.readouterr().err
 
 
+def test_seed_and_precision_are_arguments(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {
+        name: value for name, value in toy_settings.items() if name not in ("training.seed", "training.precision")
+    }
+    few = settings | {"training.steps": 1, "training.translate_dev": 0}
+    train(out=tmp_path / "run", settings=few, seed=7, precision="bf16", device="cpu", threads=1)
+    stored = read_stored(tmp_path / "run" / "settings.toml").training
+    assert (stored.seed, stored.precision) == (7, "bf16")
+    with pytest.raises(TransduceError, match=r"`training.precision` must be one of .*, but is `half`"):
+        train(out=tmp_path / "other", settings=few, precision="half", device="cpu", threads=1)
+
+
 def test_the_same_run_gives_the_same_model(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "again"
     few = toy_settings | {"training.steps": 4, "training.validate_every": 4, "training.translate_dev": 0}

@@ -3,9 +3,10 @@
 import argparse
 import shutil
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
-from transduce.commands.options import check_folder
+from transduce.commands.options import add_computing, check_folder, check_writable, write_report
 from transduce.demo import STEPS, demo
 from transduce.errors import TransduceError
 from transduce.tasks.new_run import SETTINGS_FILE
@@ -17,17 +18,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of training")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of training")
     parser.add_argument("--again", action="store_true", help="remove an earlier demonstration in DIR and train anew")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with")
+    parser.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output")
+    add_computing(parser, int8=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains, shows, and ends with the share of held-out sentences that came out exactly right."""
     check_folder(options.out)
+    check_writable(report=options.json)
     if options.again:
         _remove_run(Path(options.out))
-    result = demo(options.out, seed=options.seed, steps=options.steps, device=options.device, threads=options.threads)
-    sys.stdout.write(f"\n{result}\n")
+    with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
+        result = demo(
+            options.out,
+            seed=options.seed,
+            steps=options.steps,
+            device=options.device,
+            threads=options.threads,
+            precision=options.precision,
+        )
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    write_report(result, options.json)
     return 0
 
 

@@ -308,23 +308,28 @@ def read_side_by_side(*paths: str) -> list[list[str]]:
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     """Prints a report for people, and writes it as JSON where a path is given; `-` is standard output."""
-    content = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
-    if json_path == "-":
-        sys.stdout.buffer.write(content.encode())
-        sys.stdout.buffer.flush()
-        return
     if json_path is not None:
-        write_file(Path(json_path), content.encode())
-    sys.stdout.buffer.write(f"{report}\n".encode())
+        write_json(report, json_path)
+    if json_path != "-":
+        sys.stdout.buffer.write(f"{report}\n".encode())
+        sys.stdout.buffer.flush()
+
+
+def write_json(report: msgspec.Struct, path: str) -> None:
+    """Writes a report as JSON; `-` is standard output."""
+    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+    if path != "-":
+        write_file(Path(path), content)
+        return
+    sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
 
 
 def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
     """Prints lines, and what they come to on standard error; JSON in their place where the path is `-`, else to it."""
-    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
-    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
-    sys.stdout.buffer.write(content if json_path == "-" else text)
-    sys.stdout.buffer.flush()
-    if json_path not in (None, "-"):
-        write_file(Path(json_path), content)
+    if json_path is not None:
+        write_json(report, json_path)
+    if json_path != "-":
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+        sys.stdout.buffer.flush()
     sys.stderr.write(f"{report}\n")

@@ -1,9 +1,11 @@
 """`transduce train --source F… --target F… --out DIR`, or `transduce train settings.toml`."""
 
 import argparse
+import os
 from pathlib import Path
 
-from transduce.commands.options import check_folder
+from transduce.commands.options import check_folder, check_writable, write_json
+from transduce.errors import TransduceError
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.monolingual import train_with_monolingual
 from transduce.tasks.run import RunRequest
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
     add("--dry-run", action="store_true", help="print all choices with their reasons, and train nothing")
+    add("--json", metavar="PATH", help="write how the run ended as JSON; - for standard output")
     add_run(parser)
 
 
@@ -117,9 +120,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains, and returns 0; 130 or 143 where Ctrl-C or SIGTERM ended the run after it was saved."""
+    if options.json is not None and options.dry_run:
+        raise TransduceError("`--json` writes how a run ended, and --dry-run begins none: leave one of them out.")
     check_folder(options.out)
+    sides = (options.source, options.target, options.dev_source, options.dev_target)
+    check_writable(report=options.json, inputs=[options.settings, options.start_from, *sides])
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
     result = train_with_monolingual(request)
+    if options.json is not None and result is not None and os.environ.get("RANK", "0") == "0":  # of several processes
+        write_json(result, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 

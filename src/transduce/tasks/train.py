@@ -30,11 +30,13 @@ def train(  # noqa: PLR0913  (the command's own options)
     preset: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
+    seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     dry_run: bool = False,
     device: str = "auto",
     threads: int | None = None,
+    precision: str = "auto",
 ) -> TrainResult | None:
     """Trains a model on text; what is not said is chosen from the corpus and the machine.
 
@@ -54,11 +56,13 @@ def train(  # noqa: PLR0913  (the command's own options)
         preset: the model's size.
         steps: parameter updates in all.
         minutes: training time, in place of steps.
+        seed: all random numbers follow from it; 1 where nothing is said.
         settings: any setting by its dotted name: ``{"training.seed": 2}``.
         resume: go on from the newest checkpoint in `out`.
         dry_run: print all choices and train nothing.
         device: "cpu", "cuda", or "auto".
         threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
 
     Returns:
         How the run ended; None for a dry run.
@@ -80,6 +84,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,
+        "training.seed": seed,
+        "training.precision": None if precision == "auto" else precision,
     }
     if settings is not None and not isinstance(settings, Mapping):
         raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
