@@ -309,6 +309,16 @@ def test_nothing_is_overwritten(trained: Path, tmp_path: Path) -> None:
             {"positions": "rotary", "norm": "rms"},
             r"with `model.norm` = rms, `model.positions` = rotary: export it to ctranslate2 or onnx\.",
         ),
+        (
+            "huggingface",
+            {"positions": "learned", "embedding_norm": True},
+            r"with `model.position_offset` = 0: .* onnx, or train one with `model.position_offset` = 2\.",
+        ),
+        (
+            "huggingface",
+            {"positions": "learned"},
+            r"`model.embedding_norm` = false: .* with `model.position_offset` = 2, `model.embedding_norm` = true\.",
+        ),
         ("huggingface", {"attention_window": 3}, r"`model.attention_window` = 3: export it to onnx\."),
     ],
 )

@@ -121,7 +121,7 @@ def test_the_class_and_what_opens_it(changes: dict[str, Any], name: str | None, 
 @pytest.mark.parametrize(
     ("changes", "obstacles"),
     [
-        (GPT2 | {"positions": "rotary", "max_positions": 1024}, ["positions"]),
+        (GPT2 | {"positions": "rotary", "max_positions": 1024}, ["activation", "norm"]),
         (LLAMA | {"num_heads": 3, "d_k": 6, "d_v": 4}, ["num_heads", "d_v"]),
         (BERT | NO_PIECES, ["masked_language_head"]),
         (BERT | {"token_types": 0, "num_labels": 3}, ["token_types", "num_labels"]),

@@ -30,13 +30,37 @@ def family_for(config: ModelConfig) -> Family | None:
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
     """Settings that the nearest class has no brick for; none where a class computes the model."""
-    of_kind = [family for family in FAMILIES if family.kind == config.kind]
-    return min((differences(config, family) for family in of_kind), key=len, default=["kind"])
+    family = _nearest(config)
+    return ["kind"] if family is None else differences(config, family)
+
+
+def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
+    """Values of these settings with which that class would compute it; none where that asks for other positions, or for
+    more than a value.
+    """
+    family, obstacles = _nearest(config), huggingface_obstacles(config)
+    wanted = {} if family is None else _wanted(config, family)
+    values = {name: wanted.get(name) for name in obstacles}
+    return {} if "positions" in values or None in values.values() else values
+
+
+def _nearest(config: ModelConfig) -> Family | None:
+    """The class of this kind with the fewest differences: one with other positions is far, however alike the rest."""
+
+    def distance(family: Family) -> int:
+        found = differences(config, family)
+        return len(found) + 2 * ("positions" in found)
+
+    return min((family for family in FAMILIES if family.kind == config.kind), key=distance, default=None)
+
+
+def _wanted(config: ModelConfig, family: Family) -> dict[str, object]:
+    return _usual(config) | dict(family.wanted) | {"kind": family.kind}
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
     """Settings that keep a model from being of this class, in the order of the configuration."""
-    found, wanted = meant_settings(config), _usual(config) | dict(family.wanted) | {"kind": family.kind}
+    found, wanted = meant_settings(config), _wanted(config, family)
     differing = {name for name, value in wanted.items() if name not in family.free and found[name] != value}
     if config.activation not in family.activations:
         differing.add("activation")

@@ -16,7 +16,7 @@ from transduce.interop.ctranslate2 import (
     write_ctranslate2,
 )
 from transduce.interop.exported import ExportedEncoder, ExportedModel
-from transduce.interop.huggingface_families import huggingface_obstacles
+from transduce.interop.huggingface_families import huggingface_obstacles, huggingface_remedy
 from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.onnx import onnx_obstacles, write_onnx
 from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
@@ -241,7 +241,10 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
     obstacles = _OBSTACLES[name](config)
     if obstacles:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
-        raise TransduceError(f"{title} cannot compute a model with {values}: {_others(name, config)}.")
+        remedy = huggingface_remedy(config) if name == "huggingface" else {}
+        fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
+        other = f", or train one with {fitting}" if fitting else ""
+        raise TransduceError(f"{title} cannot compute a model with {values}: {_others(name, config)}{other}.")
 
 
 def _value(config: ModelConfig, setting: str) -> str:
@@ -255,7 +258,10 @@ def _value(config: ModelConfig, setting: str) -> str:
     said = msgspec.structs.asdict(config)
     if setting in ("projection_bias", "attention_output_bias", "feed_forward_bias") and said[setting] is None:
         chosen[setting] = config.bias
-    value = chosen.get(setting, said[setting])
+    return _as_toml(chosen.get(setting, said[setting]))
+
+
+def _as_toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
