@@ -97,6 +97,14 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
     out = capsys.readouterr().out
     assert "toy" in out
     assert out.count(": beam_size=1, length_penalty=0.6, precision=fp32\n") == 2  # each system's decoding
+    assert "warning" not in out
+    manifest = json.loads((copy / "manifest.json").read_bytes())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"source_language": "de"}), "utf-8")
+    assert main(arguments) == 0
+    assert (
+        f"warning: {trained.name} translates zh to en and copy translates de to en, but both had the same sentences: "
+        "compare models of one pair of languages.\n"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,20 @@ def test_unspaced_references_without_their_language_are_noticed(language: str | 
     assert warning.endswith(f"say their language (for example zh), which is {said}.")
 
 
+@pytest.mark.parametrize("code", ["en", "EN", "en_US", "eng_Latn", "tlh", "gsw-CH", None])
+def test_any_code_of_a_language_is_taken(code: str | None) -> None:
+    assert score(ENGLISH_OUTPUT, ENGLISH, target_language=code).warnings == ()
+
+
+@pytest.mark.parametrize("language", ["klingon", "english", ""])
+def test_what_is_no_code_of_a_language_is_told(language: str) -> None:
+    (warning,) = score(ENGLISH_OUTPUT, ENGLISH, target_language=language).warnings
+    assert warning == (
+        f"BLEU was counted with the tokenizer '13a', for {language!r} is no code of a language, such as zh or en: "
+        "say the code."
+    )
+
+
 def test_signatures() -> None:
     report = score(ENGLISH_OUTPUT, ENGLISH, target_language="en")
     version = f"version:{sacrebleu_version}"

@@ -1,6 +1,7 @@
 """`transduce compare A B --source F --reference F`: A and B are model folders, or files of translations."""
 
 import argparse
+import re
 from pathlib import Path
 
 import msgspec
@@ -60,15 +61,16 @@ def run(options: argparse.Namespace) -> int:
         a.lines,
         b.lines,
         texts[options.reference],
-        target_language=options.language or a.language or b.language or language_of(options.reference),
+        target_language=options.language or a.languages[1] or b.languages[1] or language_of(options.reference),
         tokenize=options.tokenize,
         lowercase=options.lowercase,
         resamples=options.resamples,
         seed=options.seed,
         names=names,
     )
+    warnings = (*comparison.warnings, *_pair_warning(names, a, b))
     write_report(
-        msgspec.structs.replace(comparison, decoding_a=a.decoding, decoding_b=b.decoding),
+        msgspec.structs.replace(comparison, decoding_a=a.decoding, decoding_b=b.decoding, warnings=warnings),
         options.json,
     )
     return 0
@@ -78,7 +80,8 @@ class _System(msgspec.Struct, frozen=True):
     """Translations, and what is known of how they came about."""
 
     lines: list[str]
-    language: str | None = None
+    languages: tuple[str | None, str | None] = (None, None)
+    """A model's: source and target."""
     decoding: dict[str, str | int | float | bool] = {}
 
 
@@ -99,7 +102,18 @@ def _translate(folder: str, sources: list[str], options: argparse.Namespace) -> 
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
     lines = [translation.text for translation in translator(sources, search=search)]
-    return _System(lines, translator.target_language, decoding_record(search, translator.precision))
+    languages = translator.source_language, translator.target_language
+    return _System(lines, languages, decoding_record(search, translator.precision))
+
+
+def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
+    """Of two models that are not for the same languages; zh and zho may be one."""
+    codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
+    if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
+        return []
+    pairs = [" to ".join(code or "?" for code in each.languages) for each in (a, b)]
+    told = (f"{name} translates {pair}" for name, pair in zip(names, pairs, strict=True))
+    return [f"{' and '.join(told)}, but both had the same sentences: compare models of one pair of languages."]
 
 
 def _names(a: str, b: str) -> tuple[str, str]:

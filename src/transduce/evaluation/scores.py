@@ -15,6 +15,7 @@ from transduce.evaluation.tokenizers import (
     SPACE_TOKENIZERS,
     TokenizerChoice,
     choose_tokenizer,
+    is_language_code,
     tokenizer_for,
 )
 from transduce.given import as_texts
@@ -239,6 +240,8 @@ def _language_warning(references: Sequence[str], tokenizer: str, target_language
             f"{counted}, which splits words at spaces, but the references are written without them: "
             f"say their language (for example zh), which is {target_language or 'not given'}."
         )
+    if target_language is not None and not is_language_code(target_language):
+        return f"{counted}, for {target_language!r} is no code of a language, such as zh or en: say the code."
     return None
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import re
 
 import msgspec
 
@@ -36,7 +37,7 @@ def tokenizer_for(language: str | None) -> str:
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     """The same, with the reason when a segmenter is not installed and BLEU has to count characters."""
-    code = (language or "").lower().replace("_", "-").split("-")[0]
+    code = _base(language or "")
     if code in CHINESE:
         return TokenizerChoice("zh")
     if code in JAPANESE:
@@ -44,6 +45,15 @@ def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     if code in KOREAN:
         return _mecab_or_characters("ko", "Korean")
     return TokenizerChoice("char" if code in UNSEGMENTED else "13a")
+
+
+def is_language_code(language: str) -> bool:
+    """Whether this begins as language codes do, with two or three letters: zh, zh_CN, zho_Hans, tlh."""
+    return re.fullmatch("[a-z]{2,3}", _base(language)) is not None
+
+
+def _base(language: str) -> str:
+    return language.lower().replace("_", "-").split("-")[0]
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
