@@ -83,7 +83,7 @@ def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, 
     source, target = files
     target.write_text("one\n", "utf-8")
     assert main(["review", str(trained), "--source", str(source), "--translation", str(target), *COMPUTING]) == 2
-    assert f"4 lines in {source} and 1 lines in {target}" in capsys.readouterr().err
+    assert f"4 lines in {source} and 1 line in {target}" in capsys.readouterr().err
 
 
 def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:

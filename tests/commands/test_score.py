@@ -53,7 +53,7 @@ def test_files_that_do_not_belong_together_are_refused(
     files = ["--source", str(toy_corpus / "dev.zh"), "--target", str(tmp_path / "short.en")]
     assert main(["score", str(trained), *files, *COMPUTING]) == 2
     captured = capsys.readouterr()
-    assert f"50 lines in {toy_corpus / 'dev.zh'} and 1 lines in {tmp_path / 'short.en'}" in captured.err
+    assert f"50 lines in {toy_corpus / 'dev.zh'} and 1 line in {tmp_path / 'short.en'}" in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 

@@ -130,7 +130,7 @@ def test_align_refuses_what_does_not_fit(
     command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"])]
     for extra, message in (
         (["--learn", "heads.json"], "give them with --known"),
-        (["--known", short], "has 1 lines for 12 pairs"),
+        (["--known", short], "has 1 line for 12 pairs"),
         (["--source-words", short], "have the same number of lines, but"),
         (["--heads", short], "does not hold chosen heads"),
         (["--known", str(texts["source"])], "line 1, says `我买鱼。`"),

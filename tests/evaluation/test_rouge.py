@@ -39,5 +39,5 @@ def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
 
 
 def test_as_many_references_are_needed() -> None:
-    with pytest.raises(TransduceError, match="2 hypotheses and 1 references"):
+    with pytest.raises(TransduceError, match="2 hypotheses and 1 reference:"):
         rouge(["a", "b"], ["a"])

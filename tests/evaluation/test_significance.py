@@ -149,9 +149,11 @@ def test_the_verdict_counts_the_draws_behind_p(slight: Comparison) -> None:
 
 def test_sentences_needed_by_hand() -> None:
     # Twice the standard error is needed, half is there: (1.96 * 2) ** 2 = 15.4 times as many.
-    assert describe_needed(0.5, 1.0, sentences=100).startswith("about 1,500 sentences would be needed")
-    assert describe_needed(-3.0, 1.0, sentences=100) == "more sentences would be needed to tell"
-    assert describe_needed(0.001, 1.0, sentences=100).startswith("even 1,000 times as many sentences as these 100")
+    assert describe_needed(0.5, 1.0, sentences=100, differing=9).startswith("about 1,500 sentences would be needed")
+    assert describe_needed(-3.0, 1.0, sentences=100, differing=9) == "more sentences would be needed to tell"
+    assert describe_needed(0.001, 1.0, sentences=100, differing=9).startswith(
+        "even 1,000 times as many sentences as these 100"
+    )
 
 
 def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Result]:
@@ -231,7 +233,17 @@ def test_one_sentence_proves_nothing() -> None:
     result = compare(["a b c d e"], ["v w x y z"], ["a b c d e"], target_language="en")
     assert result.bleu.difference == pytest.approx(-100)
     assert result.bleu.p_randomisation == 1
-    assert "more sentences would be needed" in result.bleu.verdict
+    assert result.bleu.verdict.endswith("; they differ in 1 sentence, and in fewer than 6 nothing can be told.")
+    assert "1 sentence, 1 differ; " in str(result)
+
+
+@pytest.mark.parametrize(("differing", "is_real"), [(5, False), (6, True)])
+def test_fewer_differing_sentences_than_can_be_told(differing: int, is_real: bool) -> None:
+    references = make_references(12)
+    worse = [*("x" for _ in range(differing)), *references[differing:]]
+    result = compare(worse, references, references, target_language="en")
+    assert result.bleu.is_real == is_real
+    assert ("nothing can be told" in result.bleu.verdict) != is_real
 
 
 def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
@@ -276,7 +288,7 @@ def test_comparison_survives_json(slight: Comparison) -> None:
 
 
 def test_different_line_counts() -> None:
-    message = "there are 1 hypotheses of A and 2 hypotheses of B and 2 references"
+    message = "there are 1 hypothesis of A and 2 hypotheses of B and 2 references"
     with pytest.raises(TransduceError, match=message):
         compare(["a"], ["a", "b"], ["a", "b"], target_language="en")
 

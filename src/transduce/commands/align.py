@@ -13,6 +13,7 @@ from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.inspection.alignment import HeadWeights, KnownAlignment, Links, align, alignment_error, choose_heads
 from transduce.inspection.word_maps import WordPair, word_pair
+from transduce.text.counted import counted
 from transduce.text.files import read_lines
 
 
@@ -53,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
     known = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]
     if known is not None and len(known) != len(pairs):
         raise TransduceError(
-            f"Every pair needs its known alignment on the same line, but {options.known} has {len(known):,} lines for "
-            f"{len(pairs):,} pairs: give files with the same number of lines."
+            f"Every pair needs its known alignment on the same line, but {options.known} has "
+            f"{counted(len(known), 'line')} for {counted(len(pairs), 'pair')}: give files of equally many lines."
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and known is not None:

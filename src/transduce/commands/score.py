@@ -8,6 +8,7 @@ import msgspec
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
 from transduce.runtime.scoring import Score
 from transduce.search.settings import SearchSettings
+from transduce.text.counted import counted
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +28,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.lines:,} lines, {self.pieces:,} pieces, log-probability {self.log_probability:,.2f}, "
-            f"perplexity of a piece {self.perplexity:,.3f}"
+            f"{counted(self.lines, 'line')}, {counted(self.pieces, 'piece')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity of a piece {self.perplexity:,.3f}"
         )
 
 

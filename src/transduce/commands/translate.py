@@ -37,6 +37,7 @@ from transduce.runtime.second_look import look_again
 from transduce.runtime.translator import Translator
 from transduce.runtime.workers import Recipe, Workers
 from transduce.search.settings import SamplingSettings
+from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, TermTally
 
@@ -266,10 +267,10 @@ def _write(
         if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
             reported_at = time.monotonic()
             rate = (file.progress.lines - before) / (reported_at - started_at)
-            sys.stderr.write(f"{file.progress.lines:,} lines, {rate:,.{0 if rate >= 10 else 1}f} a second\n")
+            sys.stderr.write(f"{counted(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n")
     file.finish()
     elapsed_seconds = time.monotonic() - started_at
-    sys.stderr.write(f"{file.progress.lines:,} lines in {file.path}, {elapsed_seconds:.1f} s\n")
+    sys.stderr.write(f"{counted(file.progress.lines, 'line')} in {file.path}, {elapsed_seconds:.1f} s\n")
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
@@ -330,7 +331,7 @@ def stdin_lines() -> Iterator[str]:
                 sys.stderr.write(f"Standard input, line {number}: what is not UTF-8 was read as U+FFFD.\n")
         yield text
     if damaged > _MOST_DAMAGED:
-        sys.stderr.write(f"Standard input: so it was in {damaged:,} lines in all.\n")
+        sys.stderr.write(f"Standard input: so it was in {counted(damaged, 'line')} in all.\n")
 
 
 def _refuse_other_content(line: bytes) -> None:

@@ -19,6 +19,7 @@ from transduce.evaluation.tokenizers import (
     tokenizer_for,
 )
 from transduce.given import as_texts
+from transduce.text.counted import counted
 
 # First and last code point of the letters of scripts that put no spaces between words.
 UNSPACED_SCRIPTS = (
@@ -36,6 +37,7 @@ TOKENIZED_SHARE = 0.5
 # BLEU counts runs of one to so many words.
 BLEU_WORDS = 4
 COUNTED_LINES = 1000
+_SINGULARS = {"lines": "line", "hypotheses": "hypothesis", "references": "reference"}
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -91,8 +93,8 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     def _facts(self) -> list[str]:
         settings = ", ".join(f"{name}={value}" for name, value in self.decoding.items())
         counts = (
-            f"{self.sentences:,} sentences, {self.exact_match:,} equal to the reference; "
-            f"{self.hypothesis_tokens:,} tokens against {self.reference_tokens:,}, "
+            f"{counted(self.sentences, 'sentence')}, {self.exact_match:,} equal to the reference; "
+            f"{counted(self.hypothesis_tokens, 'token')} against {self.reference_tokens:,}, "
             f"brevity penalty {self.brevity_penalty:.3f}"
         )
         return [
@@ -179,13 +181,19 @@ def corresponding_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
 def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
     """Raise TransduceError unless the named lists of lines are equally long and not empty."""
     counts = {name: len(group) for name, group in lines.items()}
-    listed = " and ".join(f"{count:,} {name}" for name, count in counts.items())
+    listed = " and ".join(f"{count:,} {_named(name, count)}" for name, count in counts.items())
     if len(set(counts.values())) > 1:
         raise TransduceError(
             f"Lines must correspond one by one, but there are {listed}: give files with the same number of lines."
         )
     if 0 in counts.values():
         raise TransduceError(f"There must be at least one line, but there are {listed}: give some.")
+
+
+def _named(name: str, count: int) -> str:
+    """The name of so many lines, which begins with a plural."""
+    first, space, rest = name.partition(" ")
+    return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:

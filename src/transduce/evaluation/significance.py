@@ -26,6 +26,7 @@ from transduce.evaluation.scores import (
 )
 from transduce.evaluation.tokenizers import choose_tokenizer
 from transduce.given import as_texts, as_whole
+from transduce.text.counted import counted
 
 MetricName = Literal["BLEU", "chrF"]
 
@@ -34,6 +35,8 @@ LEVEL = 0.05
 MINIMUM_RESAMPLES = 100
 # Standard errors between a true difference and zero that make it stand out at this level.
 STANDARD_ERRORS = 1.96
+# Where n sentences differ, at least two of 2^n exchanges give a difference as large: the observed one, and its mirror.
+FEWEST_DIFFERING = 6
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +93,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             "p bootstrap",
         ]
         metrics = (self.bleu, self.chrf)
-        facts = f"{self.sentences:,} sentences, {self.differing:,} differ; {self.resamples:,} resamples, "
+        facts = f"{counted(self.sentences, 'sentence')}, {self.differing:,} differ; {self.resamples:,} resamples, "
         return "\n".join(
             [
                 *_aligned([heading, *map(_cells, metrics)]),
@@ -204,13 +207,18 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
     if p < LEVEL:
         better, worse = (name_b, name_a) if difference > 0 else (name_a, name_b)
         return f"{better} is better than {worse} by {size}, and the difference is real (p = {p:.3f}): {share}."
-    needed = describe_needed(difference, standard_error, sentences=len(trial.lines_a))
+    differing = sum(one != other for one, other in zip(trial.lines_a, trial.lines_b, strict=True))
+    needed = describe_needed(difference, standard_error, sentences=len(trial.lines_a), differing=differing)
     between = f"The difference of {size} between {name_a} and {name_b}"
     return f"{between} may be chance (p = {p:.3f}): {share}; {needed}."
 
 
-def describe_needed(difference: float, standard_error: float, *, sentences: int) -> str:
+def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
     """How large a test set would tell: the standard error falls with the square root of its size."""
+    if differing < FEWEST_DIFFERING:
+        return (
+            f"they differ in {counted(differing, 'sentence')}, and in fewer than {FEWEST_DIFFERING} nothing can be told"
+        )
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2
     if needed <= sentences:
         return "more sentences would be needed to tell"

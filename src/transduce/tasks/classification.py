@@ -38,6 +38,7 @@ from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import read_pairs
+from transduce.text.counted import counted
 from transduce.text.filters import PairFilter
 from transduce.text.marks import MARKS, marks_of
 from transduce.text.tokenizer import Tokenizer
@@ -230,7 +231,7 @@ class Classification(TextKind):
         classes, learnt = labels_of(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
         unseen = ", ".join(f"“{label}”" for label in classes if label not in learnt)
         alone = f" (of the dev set alone: {unseen})" if unseen else ""
-        return f"{corpus.pairs:,} texts of {len(classes):,} classes{alone}"
+        return f"{counted(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabelledBatch) -> dict[str, Any]:
         """A label is the number of a class, not a piece."""

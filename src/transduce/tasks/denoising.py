@@ -25,6 +25,7 @@ from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
 from transduce.tasks.texts import write_texts
 from transduce.tasks.translation import DevSet, TranslationTask, dev_batches
+from transduce.text.counted import counted
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
@@ -143,7 +144,7 @@ class Denoising(TextKind):
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """In lines."""
-        return f"{corpus.pairs:,} lines"
+        return counted(corpus.pairs, "line")
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Data and shape."""

@@ -24,6 +24,7 @@ from transduce.tasks.earlier_training import goes_on_learning
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.text.corpus import CorpusFiles
+from transduce.text.counted import counted
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.ahead import Batches
@@ -289,7 +290,7 @@ class TaskKind(ABC, Generic[C]):
 
     def describe_size(self, corpus: C) -> str:
         """How much is trained on, in words."""
-        return f"{corpus.pairs:,} pairs"
+        return counted(corpus.pairs, "pair")
 
     # --- the model folder ---
 

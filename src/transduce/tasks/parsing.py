@@ -25,6 +25,7 @@ from transduce.tasks.kind import Outcome, Place, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.translation import DevSet, Translation, dev_batches
+from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.linearized_trees import (
     MARK,
@@ -146,7 +147,7 @@ class Parsing(Translation):
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """In trees."""
-        return f"{corpus.pairs:,} trees"
+        return counted(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """What the model is for."""

@@ -32,6 +32,7 @@ from transduce.tasks.resolve import resolve_tokenizer
 from transduce.tasks.settings import Settings, make_settings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import CorpusFiles
+from transduce.text.counted import counted
 from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
@@ -76,8 +77,8 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.folder}: {self.pairs:,} pairs ({self.held_out:,} more are held out), {self.source_tokens:,} source "
-            f"and {self.target_tokens:,} target tokens of a vocabulary of {self.vocabulary_size:,}, in "
+            f"{self.folder}: {counted(self.pairs, 'pair')} ({self.held_out:,} more held out), {self.source_tokens:,} "
+            f"source and {self.target_tokens:,} target tokens of a vocabulary of {self.vocabulary_size:,}, in "
             f"{self.elapsed_seconds:,.1f} s ({self.pairs_per_second:,.0f} pairs/s)."
         )
 
@@ -92,7 +93,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.folder}: shard {self.shard}, {self.pairs:,} pairs in {self.elapsed_seconds:,.1f} s. "
+            f"{self.folder}: shard {self.shard}, {counted(self.pairs, 'pair')} in {self.elapsed_seconds:,.1f} s. "
             "Merge all shards with `transduce prepare --merge`."
         )
 

@@ -35,6 +35,7 @@ from transduce.tasks.kind import DEV_BATCH_TOKENS, Outcome, Place, model_dtype, 
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.text_kind import TextKind
+from transduce.text.counted import counted
 from transduce.text.language_profiles import FILE_NAME as PROFILES_FILE
 from transduce.text.language_profiles import learn_profiles
 from transduce.text.tokenizer import Tokenizer
@@ -227,7 +228,7 @@ class Translation(TextKind):
         report = score_dev(translator, corpus, resolved)
         beams = resolved.search.beam_size
         return Outcome(
-            measured=f"Dev set, {report.sentences:,} sentences, beam {beams}:\n{report}",
+            measured=f"Dev set, {counted(report.sentences, 'sentence')}, beam {beams}:\n{report}",
             hint=f"Try: transduce translate {place.folder}",
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),

@@ -55,7 +55,9 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         if self.equal:
-            return "Equal: weights, Adam's moments, the average and the metrics of every step agree in every bit."
+            return (
+                "Equal: weights, the optimiser's moments, the average and the metrics of every step agree in every bit."
+            )
         found = f"Not equal: {', '.join(self.differences)}."
         if self.repeatable:
             return f"{found} Two runs that were never stopped are equal, so resuming is at fault: please report this."
