@@ -34,6 +34,18 @@ class Steps:
         return self._steps[position]
 
 
+class PartsAhead:
+    """Lays out all parts of a batch."""
+
+    def __init__(self, task: TranslationTask) -> None:
+        self._task = task
+
+    def look_ahead(self, parts: list[Batch]) -> None:
+        """Before it has its turn."""
+        for part in parts:
+            self._task.look_ahead(part)
+
+
 def main() -> None:
     """Trains."""
     work, pairs = read_plan()
@@ -57,12 +69,7 @@ def main() -> None:
         ]
 
     steps = Steps([make_parts(source, target) for source, target in pairs])
-
-    def look_ahead(parts: list[Batch]) -> None:
-        for part in parts:
-            task.look_ahead(part)
-
-    batches = steps if work.device == "cpu" else BatchesAhead(steps, look_ahead)
+    batches = steps if work.device == "cpu" else BatchesAhead(steps, PartsAhead(task))
 
     def step(number: int) -> None:
         tokens, parts = 0, batches.batch(0, number)

@@ -139,8 +139,13 @@ def test_batches_made_ahead_are_the_same_batches() -> None:
 
 def test_each_batch_is_looked_at_in_another_thread() -> None:
     seen: list[tuple[Pair, bool]] = []
-    ahead = BatchesAhead(Counted(), lambda batch: seen.append((batch, threading.current_thread() is not own)))
     own = threading.current_thread()
+
+    class Loss:
+        def look_ahead(self, batch: Pair) -> None:
+            seen.append((batch, threading.current_thread() is not own))
+
+    ahead = BatchesAhead(Counted(), Loss())
     for number in range(3):
         assert ahead.batch(0, number) in [batch for batch, _ in seen]
     assert all(elsewhere for _, elsewhere in seen)

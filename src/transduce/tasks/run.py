@@ -49,7 +49,7 @@ from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_frozen, needs_stored, restrict_learning
 from transduce.tasks.text_files import changed_text_files
 from transduce.tasks.toml_text import to_toml
-from transduce.training.ahead import BatchesAhead, LooksAhead
+from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
 from transduce.training.choices import choose_kernels
 from transduce.training.compiled import compile_layers
@@ -323,8 +323,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         compile_layers(model, place.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
-    if place.device.startswith("cuda"):
-        batches = BatchesAhead(batches, loss.look_ahead if isinstance(loss, LooksAhead) else None)
+    batches = BatchesAhead(batches, loss) if place.device.startswith("cuda") else batches
     dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(

@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.counted import counted
 from transduce.text.files import is_decodable
 
 UNDECODABLE = "not UTF-8"
@@ -68,7 +69,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def lines(self, thing: str = "pair") -> list[str]:
         """The report as a person reads it; `thing` is what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{_counted(self.read, thing)} read, {self.kept:,} kept{held_out}"]
+        lines = [f"{counted(self.read, thing)} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
@@ -77,14 +78,10 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
             lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")
         if self.carriage_returns:
-            lines.append(f"{_counted(self.carriage_returns, 'carriage return')} removed at line ends")
+            lines.append(f"{counted(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
-            lines.append(f"{_counted(self.byte_order_marks, 'byte order mark')} removed at file starts")
+            lines.append(f"{counted(self.byte_order_marks, 'byte order mark')} removed at file starts")
         return lines
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 class PairFilter:

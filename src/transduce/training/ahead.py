@@ -1,6 +1,5 @@
 """Input for a GPU: the next batch is made while this one is computed, and copied without waiting."""
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,9 +32,10 @@ class BatchesAhead:
     A thread that is idle anyway does this beside a GPU. On a CPU it would take time from the computation.
     """
 
-    def __init__(self, batches: Batches, look_ahead: Callable[[Any], None] | None = None) -> None:
-        """Of these; `look_ahead` is called with each in the thread."""
-        self._batches, self._look_ahead = batches, look_ahead
+    def __init__(self, batches: Batches, loss: object = None) -> None:
+        """Of these; a loss that looks ahead does so in the thread."""
+        self._batches = batches
+        self._look_ahead = loss.look_ahead if isinstance(loss, LooksAhead) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
