@@ -187,7 +187,7 @@ def test_bleu_by_length_is_bleu_of_each_group() -> None:
 def test_bleu_by_length_needs_enough_lines_of_equal_number() -> None:
     with pytest.raises(TransduceError, match="at least 20 sentences, but there are 2"):
         plot_lengths(["a", "b"], ["a", "b"], {"x": ["a", "b"]}, target_language="en")
-    with pytest.raises(TransduceError, match="2 sources and 1 references"):
+    with pytest.raises(TransduceError, match="2 sources and 1 reference"):
         plot_lengths(["a", "b"], ["a"], {"x": ["a"]}, target_language="en")
 
 

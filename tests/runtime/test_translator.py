@@ -192,7 +192,7 @@ def test_room_for_a_million_pieces_takes_none(translator: Translator, sentences:
 
 
 def test_memory_that_runs_out_is_told_with_settings(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> None:
+    def exhausted(*_: object, **__: object) -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
 
     monkeypatch.setattr("transduce.runtime.translator.begin_search", exhausted)
