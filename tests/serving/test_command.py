@@ -16,6 +16,8 @@ import pytest
 from transduce.commands.main import build_parser, main
 from transduce.commands.serve import serving_settings
 from transduce.errors import TransduceError
+from transduce.runtime.opening import load
+from transduce.runtime.remembering import remember, write_examples
 from transduce.runtime.translator import Translator
 from transduce.serving.models import ServedModel
 from transduce.serving.server import open_socket
@@ -117,6 +119,30 @@ def test_by_default_only_this_machine_can_ask_and_strangers_are_counted() -> Non
 def test_a_setting_out_of_its_range_is_told(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TransduceError, match=sentence):
         ServingSettings(**settings)
+
+
+def test_answers_by_examples(
+    serve: Any, trained: Path, translator: Translator, toy_corpus: Path, tmp_path: Path
+) -> None:
+    sources, targets = ((toy_corpus / f"train.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
+    memory = remember(translator, sources, [target.replace("tea", "beer") for target in targets])
+    write_examples(tmp_path / "beer", memory.examples)
+    by_examples = load(trained, precision="fp32", threads=1, examples=tmp_path / "beer")
+    lines = [line for line in dev_lines(toy_corpus) if "茶" in line]
+    offline = [found.text for found in by_examples.translate(lines, by_examples.search)]
+    with serve(ServedModel(by_examples, languages=("zh", "en"))) as live:
+        assert live.translate(lines, source="zh").json["translatedText"] == offline
+    assert any("beer" in text for text in offline)
+
+
+def test_examples_of_several_models_or_of_strict_results_are_refused(
+    capsys: pytest.CaptureFixture[str], trained: Path
+) -> None:
+    said = refused(capsys, f"zh:en={trained}", f"en:zh={trained}", "--examples", "some.examples")
+    assert "--examples are one model's, but 2 are served" in said
+    assert "leave --examples or --strict out" in refused(
+        capsys, str(trained), "--strict", "--examples", "some.examples"
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

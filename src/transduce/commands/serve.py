@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from transduce.commands.options import add_computing, add_search, load_translator, search_settings
+from transduce.commands.options import add_computing, add_examples, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="how terms are translated, `term TAB translation` a line; of several models, zh:en=FILE says whose",
     )
+    add_examples(parser)
     parser.add_argument("--api-keys", metavar="FILE", help="who translates must send a key of this file, one a line")
     parser.add_argument(
         "--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help="whose X-Forwarded-For names the client"
@@ -93,8 +94,11 @@ def run(options: argparse.Namespace) -> int:
     from transduce.serving.service import Service
 
     settings = serving_settings(options)
+    if options.examples is not None and len(options.models) > 1:
+        raise TransduceError(f"--examples are one model's, but {len(options.models)} are served: leave them out.")
     for said in options.models:  # an option that is out of its range is better told before models are loaded
-        search_settings(options, str(parse_model(said)[1]))
+        if search_settings(options, str(parse_model(said)[1])).strict and options.examples is not None:
+            raise TransduceError("Strict results are a model's alone: leave --examples or --strict out.")
     opened = open_socket(settings.host, settings.port)
     # While models are loaded nobody waits for an answer yet.
     with contextlib.closing(opened), handled(_leave):
