@@ -17,8 +17,7 @@ from typing import NamedTuple
 from decoding_speed import train_once
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce import Translator, load, score
-from transduce.runtime.remembering import remember, write_examples
+from transduce import Translator, load, remember, score
 from transduce.text.files import read_lines
 
 FOLDER = REPOSITORY / "models" / "examples"
@@ -63,7 +62,7 @@ def rows_of(model: Path, text: Text) -> list[Row]:
     seconds = time.monotonic() - started_at
     path = FOLDER / f"{text.name}.examples"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_examples(path, memory.examples)
+    memory.write(path)
     found, found_seconds = bleu(load(model, task="translation", examples=path), text.test)
     what = f"{text.name}, {len(text.train[0]):,} pairs"
     return [

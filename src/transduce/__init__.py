@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transduce.runtime.loading import load
     from transduce.runtime.parser import Parser
     from transduce.runtime.pipeline import pipeline
+    from transduce.runtime.remembering import Memory, remember
     from transduce.runtime.saving import save
     from transduce.runtime.second_look import look_again, review
     from transduce.runtime.translation import Alternative, Translation
@@ -47,6 +48,7 @@ __all__ = [
     "Forecaster",
     "Generation",
     "Generator",
+    "Memory",
     "ModelConfig",
     "Parser",
     "ScoreReport",
@@ -62,6 +64,7 @@ __all__ = [
     "load",
     "look_again",
     "pipeline",
+    "remember",
     "review",
     "save",
     "score",
@@ -83,6 +86,7 @@ _HOMES = {
     "Forecaster": "transduce.runtime.forecaster",
     "Generation": "transduce.runtime.generator",
     "Generator": "transduce.runtime.generator",
+    "Memory": "transduce.runtime.remembering",
     "ModelConfig": "transduce.model.config",
     "Parser": "transduce.runtime.parser",
     "ScoreReport": "transduce.evaluation.scores",
@@ -97,6 +101,7 @@ _HOMES = {
     "load": "transduce.runtime.loading",
     "look_again": "transduce.runtime.second_look",
     "pipeline": "transduce.runtime.pipeline",
+    "remember": "transduce.runtime.remembering",
     "review": "transduce.runtime.second_look",
     "save": "transduce.runtime.saving",
     "score": "transduce.evaluation.scores",

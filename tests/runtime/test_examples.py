@@ -15,7 +15,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.runtime.examples import ExampleCard, Examples, Neighbours, Voters, read_examples, states_of
 from transduce.runtime.opening import load
-from transduce.runtime.remembering import Memory, remember, write_examples
+from transduce.runtime.remembering import Memory, remember
 from transduce.runtime.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
@@ -38,7 +38,7 @@ def memory(translator: Translator, pairs: Pairs) -> Memory:
 @pytest.fixture(scope="module")
 def written(memory: Memory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples") / "beer.examples"
-    write_examples(path, memory.examples)
+    memory.write(path)
     return path
 
 

@@ -4,13 +4,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_report
 from transduce.errors import TransduceError
-from transduce.runtime.remembering import Memory, remember, write_examples
+from transduce.runtime.remembering import Memory, remember
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         dev = dev_sources, dev_targets
     translator = load_translator(options.model, options)
     memory = remember(translator, sources, targets, dev=dev, tell=_teller(len(sources)))
-    write_examples(Path(options.out), memory.examples)
+    memory.write(options.out)
     write_report(_report(memory), options.json)
     sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --examples {options.out}\n")
     return 0

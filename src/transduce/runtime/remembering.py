@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.given import as_texts
 from transduce.model.fast import exact_projection
 from transduce.runtime.examples import CARD, PAIRS, ExampleCard, Examples, Ids, Remembered, about_sources, states_of
 from transduce.runtime.like_lengths import of_like_lengths
@@ -40,6 +41,16 @@ class Memory(NamedTuple):
     judged: int
     """Target pieces that the weight was chosen by."""
 
+    def write(self, path: str | Path) -> None:
+        """Writes the examples into a file, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        tensors = {name: tensor.contiguous() for name, tensor in self.examples.remembered._asdict().items()}
+        card = msgspec.json.encode(self.examples.card).decode()
+        write_file(Path(path), save(tensors, metadata={CARD: card}))
+
 
 def remember(
     translator: Translator,
@@ -62,6 +73,7 @@ def remember(
     Raises:
         TransduceError: there are several models, the numbers differ, or no pair is left.
     """
+    sources, targets = as_texts(sources), as_texts(targets)
     if len(translator.models) > 1:
         raise TransduceError("Examples are one model's, but there are several: name one.")
     source_ids, target_ids = _encode(translator, sources, targets)
@@ -78,16 +90,6 @@ def remember(
         judge = _Judge.of(translator, examples, *_encode(translator, *dev))
     card, before, after = judge.choose(len(kept))
     return Memory(Examples(remembered, card), len(sources) - len(kept), before, after, len(judge.alone))
-
-
-def write_examples(path: Path, examples: Examples) -> None:
-    """Writes a file of them, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    tensors = {name: tensor.contiguous() for name, tensor in examples.remembered._asdict().items()}
-    write_file(path, save(tensors, metadata={CARD: msgspec.json.encode(examples.card).decode()}))
 
 
 def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
