@@ -36,7 +36,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import layers as gpu_layers
-from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, trial, update
+from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, seeds, trial, update
 from transduce.model.gpu import search as gpu_search
 from transduce.model.gpu.search import GpuSearch
 from transduce.model.gpu.state import GpuState, supports
@@ -488,6 +488,25 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         assert len(recorded) == 2
         with torch.no_grad():
             torch.testing.assert_close(task.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
+
+
+def check_what_cannot_be_recorded_is_told() -> None:
+    recorder, numbers = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE)), np.arange(3)
+
+    def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
+
+    with recording(), mock.patch.object(recorded_loss._RecordedLoss, "record", side_effect=RuntimeError("no\nway")):
+        recorder(1, numbers, compute)
+        with pytest.raises(
+            TransduceError, match=r"`training.record` is true, but .* cannot be recorded \(no\): leave it"
+        ):
+            recorder(1, numbers, compute)
+    many = torch.arange(3, device=DEVICE)
+    with seeds.seeds_from(many):
+        assert [int(seeds.next_seed()) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(RuntimeError, match="there are seeds for 1024 dropouts, but the model has more"):
+            seeds.next_seed()
 
 
 def check_only_so_many_sizes_are_kept() -> None:

@@ -122,6 +122,11 @@ def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -
         remember(translator, [""], [""])
     with pytest.raises(TransduceError, match="20 sources and 19 targets"):
         remember(translator, sources, targets[:19])
+    with pytest.raises(TransduceError, match="No dev pair is left to choose by: both sides need text of at most 256"):
+        remember(translator, sources, targets, dev=([""], ["x"]))
+    several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
+    with pytest.raises(TransduceError, match="Examples are one model's, but there are several: name one"):
+        remember(several, sources, targets)
     with pytest.raises(TransduceError, match="same source"):
         remember(translator, sources[:1] * 5, targets[:5])
 
@@ -196,5 +201,7 @@ def test_by_commands(
     reference = ["--source", text, "--reference", str(toy_corpus / "dev.en"), "--json", "-"]
     assert main(["evaluate", str(trained), *reference, "--examples", out, *COMPUTING]) == 0
     assert json.loads(capsys.readouterr().out)["decoding"]["examples"] == out
+    assert main([*translate[:3], "--examples", out, "--strict", *COMPUTING]) == 2
+    assert "leave --examples or --strict out" in capsys.readouterr().err
     assert main(["remember", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
     assert "give both --dev-source and --dev-target" in capsys.readouterr().err

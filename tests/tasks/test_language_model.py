@@ -74,6 +74,10 @@ def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> N
 
 def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
+    with pytest.raises(
+        TransduceError, match=r"Examples are for models that translate, .* for `language-model`: leave them"
+    ):
+        transduce.load(model, examples="some.examples")
     for read in (load_translator, read_model_folder):
         with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
             read(model)

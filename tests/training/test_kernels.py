@@ -8,15 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
 from transduce.model.fast import has_kernels, kernels_of_training
 from transduce.model.fused import training_kernels
 from transduce.model.gpu.available import why_no_triton
+from transduce.runtime.machine import detect_machine
 from transduce.tasks.new_run import SETTINGS_FILE
+from transduce.tasks.resolve import check_training
 from transduce.tasks.resume import read_stored
+from transduce.tasks.settings import make_settings as check_settings
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels
 from transduce.training.engine import make_optimizer
@@ -93,6 +98,13 @@ def test_recording_where_there_is_no_gpu(toy_settings: dict[str, Any], tmp_path:
     with pytest.raises(TransduceError, match=r"`training.record` is true, but there is no GPU: leave it out"):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "m").exists()
+
+
+def test_recording_by_pytorchs_kernels() -> None:
+    settings = check_settings({"training": {"record": True, "kernels": "torch"}})
+    machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda")
+    with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.kernels` is torch: leave it"):
+        check_training(settings, ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9), machine)
 
 
 def test_recording_what_is_not_packed(toy_settings: dict[str, Any], tmp_path: Path) -> None:

@@ -211,6 +211,8 @@ def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
         raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError("`--diversity-penalty` is for groups of a beam: say how many with --diverse-groups.")
+    if search.strict and getattr(options, "examples", None) is not None:
+        raise TransduceError("Strict results are a model's alone: leave --examples or --strict out.")
     return search
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_report
 from transduce.errors import TransduceError
-from transduce.runtime.remembering import Memory, remember
+from transduce.runtime.remembering import MOST_PIECES, Memory, remember
+from transduce.text.counted import counted
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 
@@ -19,7 +20,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     pairs: int
     left_out: int
-    """Pairs with a side without text, or of more pieces than 256."""
+    """Pairs with a side without text, or of more pieces than `MOST_PIECES`."""
     positions: int
     """Target pieces, end symbols included."""
     weight: float
@@ -32,10 +33,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     loss_with: float
 
     def __str__(self) -> str:
-        left_out = f", {self.left_out:,} left out for no text or more than 256 pieces" if self.left_out else ""
+        left_out = (
+            f", {self.left_out:,} left out for no text or more than {MOST_PIECES} pieces" if self.left_out else ""
+        )
         return (
-            f"{self.pairs:,} pairs remembered, {self.positions:,} target pieces{left_out}\n"
-            f"loss of {self.judged_pieces:,} pieces: {self.loss_without:.3f} nats a piece by the model alone, "
+            f"{counted(self.pairs, 'pair')} remembered, {counted(self.positions, 'target piece')}{left_out}\n"
+            f"loss of {counted(self.judged_pieces, 'piece')}: {self.loss_without:.3f} nats a piece by the model alone, "
             f"{self.loss_with:.3f} with examples, whose votes weigh {self.weight:g}"
         )
 

@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if options.examples is not None and len(options.models) > 1:
         raise TransduceError(f"--examples are one model's, but {len(options.models)} are served: leave them out.")
     for said in options.models:  # an option that is out of its range is better told before models are loaded
-        if search_settings(options, str(parse_model(said)[1])).strict and options.examples is not None:
-            raise TransduceError("Strict results are a model's alone: leave --examples or --strict out.")
+        search_settings(options, str(parse_model(said)[1]))
     opened = open_socket(settings.host, settings.port)
     # While models are loaded nobody waits for an answer yet.
     with contextlib.closing(opened), handled(_leave):

@@ -122,7 +122,7 @@ def most_sentences(search: SearchSettings, examples: Examples | None) -> int | N
     if examples is None:
         return MOST_SENTENCES if search.strict else None
     if search.strict:
-        raise TransduceError("Strict results are a model's alone, but there are examples: leave them or --strict out.")
+        raise TransduceError("Strict results are a model's alone, but there are examples: leave them or `strict` out.")
     return examples.most_sentences
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.build import EncoderDecoder
 from transduce.model.fast import decoded_model
-from transduce.runtime.like_lengths import pad
 from transduce.runtime.scorer import TransformerScorer
+from transduce.runtime.scoring import target_states
 from transduce.search.vocabulary import log_normalizer
 
 Ids = Sequence[Sequence[int]]
@@ -200,13 +200,8 @@ def about_sources(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> T
 
 def states_of(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
     """The decoder's last layer before each piece of the targets, one pair after another, float32, (N, D)."""
-    config, device = model.config, model.source_weight.device
-    source = pad(source_ids, config.pad_id, device)
-    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)
-    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
-    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]
     with torch.inference_mode():
-        return decoded_model(model).hidden(source, inputs)[present].float().cpu()
+        return target_states(decoded_model(model), source_ids, target_ids).float().cpu()
 
 
 def read_examples(path: str | Path, model: EncoderDecoder) -> Examples:

@@ -142,7 +142,9 @@ def load(
                 f"`{source_language or target_language}` out."
             )
         if examples is not None:
-            raise TransduceError(f"Examples are for models that translate, but the one in {folder} is for `{found}`.")
+            raise TransduceError(
+                f"Examples are for models that translate, but the one in {folder} is for `{found}`: leave them out."
+            )
         return _LOADERS[found](folder, precision=precision, device=device, threads=threads)
     return load_translator(
         folder,

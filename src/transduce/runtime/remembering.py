@@ -15,13 +15,12 @@ from torch import Tensor
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.given import as_texts
-from transduce.model.fast import exact_projection
 from transduce.runtime.examples import CARD, PAIRS, ExampleCard, Examples, Ids, Remembered, about_sources, states_of
 from transduce.runtime.like_lengths import of_like_lengths
+from transduce.runtime.scoring import as_pairs, piece_scores
 from transduce.runtime.translator import Translator
 
-_MOST_PIECES = 256  # of a side of a pair that is remembered
+MOST_PIECES = 256  # of a side of a pair that is remembered
 _BATCH_PIECES = 8_192
 _MOST_JUDGED = 200  # pairs by which the weight is chosen
 _WEIGHTS = tuple(number / 10 for number in range(1, 9))
@@ -73,13 +72,12 @@ def remember(
     Raises:
         TransduceError: there are several models, the numbers differ, or no pair is left.
     """
-    sources, targets = as_texts(sources), as_texts(targets)
     if len(translator.models) > 1:
         raise TransduceError("Examples are one model's, but there are several: name one.")
     source_ids, target_ids = _encode(translator, sources, targets)
-    kept = _of_right_length(source_ids, target_ids)
+    kept, given = _of_right_length(source_ids, target_ids), len(source_ids)
     if not kept:
-        raise TransduceError("No pair is left to be remembered: both sides need text of at most 256 pieces.")
+        raise TransduceError(f"No pair is left to be remembered: both sides need text of at most {MOST_PIECES} pieces.")
     source_ids, target_ids = [source_ids[n] for n in kept], [target_ids[n] for n in kept]
     remembered = _remember(translator, source_ids, target_ids, tell)
     examples = Examples(remembered, ExampleCard(pairs=len(kept), weight=0.5, temperature=1.0))
@@ -89,24 +87,21 @@ def remember(
     else:
         judge = _Judge.of(translator, examples, *_encode(translator, *dev))
     card, before, after = judge.choose(len(kept))
-    return Memory(Examples(remembered, card), len(sources) - len(kept), before, after, len(judge.alone))
+    return Memory(Examples(remembered, card), given - len(kept), before, after, len(judge.alone))
 
 
 def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
-    if len(sources) != len(targets):
-        raise TransduceError(
-            f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
-        )
+    sources, targets = as_pairs(sources, targets)
     source, target = translator.tokenizer.source, translator.tokenizer.target
     return (
-        [source.closed(ids) for ids in source.encode_batch(list(sources))],
-        [target.closed(ids) for ids in target.encode_batch(list(targets))],
+        [source.closed(ids) for ids in source.encode_batch(sources)],
+        [target.closed(ids) for ids in target.encode_batch(targets)],
     )
 
 
 def _of_right_length(source_ids: Ids, target_ids: Ids) -> list[int]:
     sides = zip(source_ids, target_ids, strict=True)
-    return [number for number, pair in enumerate(sides) if all(1 < len(ids) <= _MOST_PIECES for ids in pair)]
+    return [number for number, pair in enumerate(sides) if all(1 < len(ids) <= MOST_PIECES for ids in pair)]
 
 
 def _remember(translator: Translator, source_ids: Ids, target_ids: Ids, tell: Callable[[int], None]) -> Remembered:
@@ -161,7 +156,9 @@ class _Judge:
         judge, kept = cls(translator, examples), _of_right_length(source_ids, target_ids)
         kept = kept[:: math.ceil(len(kept) / _MOST_JUDGED)] if kept else kept
         if not kept:
-            raise TransduceError("No dev pair is left to choose by: both sides need text of at most 256 pieces.")
+            raise TransduceError(
+                f"No dev pair is left to choose by: both sides need text of at most {MOST_PIECES} pieces."
+            )
         near = examples.near(translator.model, [source_ids[n] for n in kept])
         for number, found in zip(kept, near, strict=True):
             states = states_of(translator.model, [source_ids[number]], [target_ids[number]])
@@ -173,9 +170,8 @@ class _Judge:
             return
         model, chosen = self._translator.model, torch.tensor(target_ids)
         with torch.inference_mode():
-            logits = exact_projection(model)(states.to(model.source_weight)).float().cpu()
-            logits[:, model.config.never_written] = -torch.inf
-            self.alone += logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
+            given = states.to(model.source_weight), chosen.to(model.source_weight.device)
+            self.alone += piece_scores(model, *given, model.config.never_written).tolist()
         neighbours = self._examples.neighbours([pairs], torch.device("cpu"))
         pieces, near = neighbours.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)

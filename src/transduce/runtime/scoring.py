@@ -3,8 +3,9 @@
 Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import torch
@@ -75,11 +76,7 @@ def score_translations(
     Raises:
         TransduceError: their numbers differ, or one is too long.
     """
-    sources, targets = as_texts(sources), as_texts(targets)
-    if len(sources) != len(targets):
-        raise TransduceError(
-            f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
-        )
+    sources, targets = as_pairs(sources, targets)
     open_ids = tokenizer.source.encode_batch(sources)
     _check_uncut(open_ids, longest)
     source_ids = [tokenizer.source.closed(ids) for ids in open_ids]
@@ -104,6 +101,20 @@ def score_translations(
         )
         for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))
     ]
+
+
+def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Sentences and as many translations.
+
+    Raises:
+        TransduceError: their numbers differ, or they are no texts.
+    """
+    sources, targets = as_texts(sources), as_texts(targets)
+    if len(sources) != len(targets):
+        raise TransduceError(
+            f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
+        )
+    return sources, targets
 
 
 def _forced_pieces(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
@@ -159,23 +170,30 @@ def _score_batch(
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
     """Each target's log-probabilities, piece by piece."""
-    config, device = models[0].config, models[0].source_weight.device
-    source = pad(source_ids, config.pad_id, device)
-    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
-    chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=device)  # (N,)
-    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
-    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
-    excluded = config.never_written
+    chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=models[0].source_weight.device)  # (N,)
+    excluded = models[0].config.never_written
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
-    hidden = ((model, model.hidden(source, inputs)[present]) for model in map(decoded_model, models))
-    each = torch.stack([_piece_scores(model, states, chosen, excluded) for model, states in hidden])
+    hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
+    each = torch.stack([piece_scores(model, states, chosen, excluded) for model, states in hidden])
     values = (each.logsumexp(dim=0) - math.log(len(models))).tolist()
-    ends = lengths.cumsum(dim=0).tolist()
+    ends = itertools.accumulate(map(len, target_ids))
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
 
 
-def _piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
+def target_states(
+    model: EncoderDecoder, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
+) -> Tensor:
+    """The decoder's last layer before each piece of given targets, one pair after another, (N, D)."""
+    config, device = model.config, model.source_weight.device
+    source = pad(source_ids, config.pad_id, device)
+    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
+    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
+    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
+    return model.hidden(source, inputs)[present]
+
+
+def piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
     """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among all but the excluded ones."""
     never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     rows = max(1, _CHUNK_ELEMENTS // model.config.target_vocabulary_size)

@@ -118,7 +118,10 @@ def _check_recording(settings: Settings, machine: Machine) -> None:
         obstacle = f"steps of `task.kind` = {kind.name} are not recorded"
     elif machine.device == "cpu":
         obstacle = "there is no GPU"
-    elif "torch" in (said.kernels, choose_kernels(machine.device, machine.threads, compiled=said.compile).value):
+    elif (
+        said.kernels == "torch"
+        or choose_kernels(machine.device, machine.threads, compiled=said.compile).value == "torch"
+    ):
         obstacle = "`training.kernels` is torch"
     if obstacle:
         raise TransduceError(f"`training.record` is true, but {obstacle}: leave it out.")

@@ -40,7 +40,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str) -> 
     block = next(iter(PairReader(files)))
     notices = []
     sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
-    for vocabulary, lines, side in sides[: 1 if files.source == files.target else 2]:
+    for vocabulary, lines, side in sides[: 1 if files.is_text_alone else 2]:
         odd, ids = ids_without_text(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
         share = sum(id in odd for id in ids) / max(1, len(ids))
         if share > _MANY_PIECES:
