@@ -16,7 +16,7 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
 from transduce.training.ahead import BatchesAhead
-from transduce.training.choices import choose_accumulate, choose_kernels
+from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
 from transduce.training.optimizer import FlatOptimizer
 
 
@@ -58,7 +58,9 @@ def main() -> None:
     chosen = work.precision == CHOSEN
     precision = detect_machine(work.device).precision if chosen else cast("Precision", work.precision)
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
-    task = TranslationTask(model, label_smoothing=work.label_smoothing, record=work.record)
+    kind = work.kernels or choose_kernels(work.device, work.threads).value
+    record = choose_record(work.device, kind, processes=1).value if work.record is None else work.record
+    task = TranslationTask(model, label_smoothing=work.label_smoothing, record=record)
 
     def make_parts(source: Ids, target: Ids) -> list[Batch]:
         tokens = int((target != work.pad_id).sum())
@@ -82,8 +84,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
-    kernels = kernels_of_training(work.kernels or choose_kernels(work.device, work.threads).value, work.device)
-    with training_with(kernels):
+    with training_with(kernels_of_training(kind, work.device)):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 

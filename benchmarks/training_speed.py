@@ -45,7 +45,7 @@ MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
 OURS_BY_MUON = "transduce, muon"  # the optimiser that `transduce train` chooses: fewer steps, each of more work
 OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations, and no machine code of our own
-OURS_RECORDED = "transduce, record=true"  # `training.record`: a step on a GPU is played, and not launched
+OURS_LAUNCHED = "transduce, record=false"  # `training.record`: operations of a step are launched one by one
 # What the libraries may use; each of the three has a variable of its own.
 ISA: dict[str, dict[str, str]] = {
     "all": {},
@@ -90,7 +90,7 @@ class Contender(NamedTuple):
     attention: str = "sdpa"
     optimizer: Literal["adam", "muon"] = "adam"
     kernels: Literal["native", "torch"] | None = None
-    record: bool = False
+    record: bool | None = None
 
 
 def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True, fp32: bool = True) -> list[Contender]:
@@ -199,7 +199,7 @@ def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Mac
         attention="",
         optimizer="adam",
         kernels=None,
-        record=False,
+        record=None,
     )
 
 
@@ -404,8 +404,8 @@ def main() -> int:
             work = make_work(size, batches, size.vocabulary_size, here)
             if said.device == "cuda":
                 # The units for matrix products do not take float32 as it is.
-                recorded = Contender(OURS_RECORDED, "training_ours.py", CHOSEN, record=True)
-                found = [recorded, *contenders(joeynmt=False, fp32=False)]
+                launched = Contender(OURS_LAUNCHED, "training_ours.py", CHOSEN, record=False)
+                found = [launched, *contenders(joeynmt=False, fp32=False)]
                 measured = measure_on_gpu(found, work, rounds, seconds)
             else:
                 joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"

@@ -38,7 +38,7 @@ class Work(NamedTuple):
     attention: str  # sdpa or eager; ours chooses by itself
     optimizer: Literal["adam", "muon"]  # muon is ours alone
     kernels: Literal["native", "torch"] | None  # of ours; None: as chosen
-    record: bool  # of ours: whether steps on a GPU are recorded
+    record: bool | None  # of ours: whether steps on a GPU are recorded; None: by choice
 
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:

@@ -99,9 +99,6 @@ class LossRecorder(Protocol):
 
         Returns:
             What `compute` does.
-
-        Raises:
-            TransduceError: something in it cannot be recorded.
         """
 
 

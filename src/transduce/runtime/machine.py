@@ -30,6 +30,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Dot products in bfloat16, about twice as fast as float32."""
     gpu_bf16: bool = False
     """A GPU, and one that multiplies bfloat16: NVIDIA's since Ampere."""
+    processes: int = 1
+    """That train one model together, here and elsewhere."""
 
     @property
     def precision(self) -> Precision:

@@ -33,6 +33,7 @@ def share_of_machine(machine: Machine, processes: Processes, *, threads_said: bo
     """What one of several processes on this machine has of it: a GPU, or a part of the cores."""
     if processes.count == 1:
         return machine
+    machine = msgspec.structs.replace(machine, processes=processes.count)
     if machine.device.startswith("cuda"):
         return msgspec.structs.replace(machine, device=f"cuda:{processes.local_rank}")
     threads = machine.threads if threads_said else max(1, machine.threads // processes.local_count)

@@ -22,6 +22,7 @@ from transduce.training.choices import (
     choose_label_smoothing,
     choose_optimizer,
     choose_patience,
+    choose_record,
     choose_vocabulary_size,
     choose_warmup_steps,
     choose_weight_decay,
@@ -39,7 +40,6 @@ _AS_SAID = (
     "beta2",
     "epsilon",
     "clip_norm",
-    "record",
     "sharded",
     "report_every",
     "validate_every",
@@ -105,26 +105,16 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
-    _check_recording(settings, machine)
+    if said.record and not (may := _choose_record(settings, machine)).value:
+        raise TransduceError(f"`training.record` is true, but {may.reason}: leave it out.")
 
 
-def _check_recording(settings: Settings, machine: Machine) -> None:
-    """What can be recorded is what packed batches are computed by."""
+def _choose_record(settings: Settings, machine: Machine) -> Choice[bool]:
     said, kind = settings.training, kind_of(settings.task.kind)
-    if not said.record:
-        return
-    obstacle = None
     if not kind.may_be_recorded:
-        obstacle = f"steps of `task.kind` = {kind.name} are not recorded"
-    elif machine.device == "cpu":
-        obstacle = "there is no GPU"
-    elif (
-        said.kernels == "torch"
-        or choose_kernels(machine.device, machine.threads, compiled=said.compile).value == "torch"
-    ):
-        obstacle = "`training.kernels` is torch"
-    if obstacle:
-        raise TransduceError(f"`training.record` is true, but {obstacle}: leave it out.")
+        return Choice(value=False, reason=f"steps of `task.kind` = {kind.name} are not recorded")
+    kernels = said.kernels or choose_kernels(machine.device, machine.threads, compiled=said.compile).value
+    return choose_record(machine.device, kernels, machine.processes)
 
 
 def resolve_training(
@@ -184,6 +174,7 @@ def resolve_training(
         precision=precision,
         compile=said.compile,
         kernels=_resolve_kernels(said, machine, account),
+        record=_resolve_record(said.record, _choose_record(settings, machine), account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),
@@ -235,6 +226,12 @@ def _resolve_kernels(said: TrainingSettings, machine: Machine, account: Account)
     choice = choose_kernels(machine.device, machine.threads, compiled=said.compile)
     kernels: Kernels = account.take("training.kernels", said.kernels, choice)
     return kernels
+
+
+def _resolve_record(said: bool | None, choice: Choice[bool], account: Account) -> bool:
+    if said is None and not choice.value:
+        return False  # not worth a line
+    return account.take("training.record", said, choice)  # type: ignore[no-any-return]
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:

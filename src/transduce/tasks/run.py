@@ -51,7 +51,7 @@ from transduce.tasks.text_files import changed_text_files
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
-from transduce.training.choices import choose_kernels
+from transduce.training.choices import choose_kernels, choose_record
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.exhaustion import explaining_a_large_model
@@ -204,7 +204,7 @@ class Run:
             compiled = self.machine.device != "cpu" and why_no_triton(self.machine.device) is None
         record = settings.training.record
         if "record" not in said:
-            record = record and kernels == "native" and self.machine.device != "cpu"
+            record = record and choose_record(self.machine.device, kernels or "torch", self.machine.processes).value
         training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled, record=record)
         return msgspec.structs.replace(settings, training=training)
 

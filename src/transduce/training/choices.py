@@ -349,6 +349,19 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
     return Choice("native", "written for this processor: fewer passes over what lies between the products")
 
 
+def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
+    """On a GPU with kernels of our own, of one process alone: a step of the paper's base model takes 23 ms in place of
+    42 (docs/benchmarks.md).
+    """
+    if device == "cpu":
+        return Choice(value=False, reason="there is no GPU")
+    if kernels == "torch":
+        return Choice(value=False, reason="`training.kernels` is torch")
+    if processes > 1:
+        return Choice(value=False, reason=f"there are {processes} processes, which exchange gradients as they come")
+    return Choice(value=True, reason="a GPU is not kept waiting for each operation of a step")
+
+
 def choose_best_by(translated: int, words: float = math.inf) -> Choice[BestBy]:
     """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
     right more often all the same. chrF, which counts characters, where the references have fewer than four words on

@@ -14,7 +14,9 @@ from transduce.model.packing import PackedBatch, Packing
 
 Ids = NDArray[np.int64]
 
-_STEPS = 16  # of rooms for pieces, between two powers of two: a 32nd is empty on average, at most a 16th
+# Of rooms for pieces, between two powers of two: a 32nd is empty on average. Steps of training have about as many
+# target pieces all of them, for which rooms fit better.
+_STEPS, _TARGET_STEPS = 32, 64
 _LEAST_STEP, _LEAST_LENGTH = 64, 16
 
 
@@ -121,14 +123,14 @@ def _joined(ids: list[Ids], *counts: Ids) -> Ids:
 
 def _rooms(sentences: int, source: int, target: int, longest: int) -> PackedSize:
     """Rooms for so many sentences and pieces, and for sentences of so many."""
-    targets = _room(target)
-    sources = _room(source + -(-(targets - target) // longest))
+    targets = _room(target, _TARGET_STEPS)
+    sources = _room(source + -(-(targets - target) // longest), _STEPS)
     fillers = max(-(-left // longest) for left in (targets - target, sources - source))
     return PackedSize(_power_of_2(sentences + fillers), sources, targets, (longest, longest), counted=True)
 
 
-def _room(pieces: int) -> int:
-    step = max(_LEAST_STEP, _power_of_2(pieces) // (2 * _STEPS))
+def _room(pieces: int, steps: int) -> int:
+    step = max(_LEAST_STEP, _power_of_2(pieces) // (2 * steps))
     return -(-pieces // step) * step
 
 

@@ -52,7 +52,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     # What PyTorch takes several passes for is done in one, by code of our own for this processor or GPU, or not.
     kernels: Kernels | None = None
     # Steps on a GPU are recorded and played again, in place of being launched operation by operation.
-    record: bool = False
+    record: bool | None = None
     # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
     # fit. Otherwise each holds all.
     sharded: bool = False

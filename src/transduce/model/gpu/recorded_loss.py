@@ -5,6 +5,7 @@ than the GPU to run them. What is recorded reads its batch and the seeds of its 
 come in few sizes, and each size is recorded when it comes the second time.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from transduce.errors import TransduceError
 from transduce.model.dropout import Dropout
 from transduce.model.gpu import seeds
 from transduce.model.gpu.recording import Pool, recording
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
-_MOST_SIZES = 64  # that are kept, each a few megabytes of the GPU's memory
+_MOST_SIZES = 128  # that are kept
+
+_LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
@@ -31,6 +33,9 @@ class LossRecorder:
         self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
         self._known: OrderedDict[Hashable, _RecordedLoss] = OrderedDict()
         self._pool: Pool = None
+        self._can_record = can_record(next(model.parameters()).device)
+        self.launched: Tensor | None = None
+        """The loss of a turn that was not played, for its gradients."""
         self.turn = 0
         """How often a loss was played: its gradients must be asked for before the next one is."""
 
@@ -47,22 +52,20 @@ class LossRecorder:
         return self._known[key](numbers)
 
     def record(self, loss: "_RecordedLoss") -> None:
-        """Has both passes written down.
-
-        Raises:
-            TransduceError: something in them cannot be recorded.
-        """
+        """Has both passes written down; where that fails, nothing is recorded any more, and what was is given up."""
+        if not self._can_record:
+            return
+        # Its graph knows on which stream gradients arrive. A recording on another one must not meet it.
+        self.launched = None
         torch.cuda.empty_cache()  # what is launched by itself needs no room any more, and what is recorded has its own
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
             loss.record(self._pool, list(self._model.buffers()))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except RuntimeError as error:  # memory that ran out, too
             reason = str(error).strip().partition("\n")[0]
-            raise TransduceError(
-                f"`training.record` is true, but a step of this model cannot be recorded ({reason}): leave it out."
-            ) from error
+            _LOG.warning("Steps are not recorded from now on, which makes them slower: %s", reason)
+            self._can_record, self._pool = False, None
+            self._known.clear()
 
 
 def can_record(device: torch.device) -> bool:
@@ -79,14 +82,13 @@ class _RecordedLoss:
         self._slope = torch.ones((), device=device)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        self._launched: Tensor | None = None
         self._out: tuple[Tensor, Tensor] | None = None
         self._read: list[Tensor] = []
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         given = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
         self._places.copy_(given.pin_memory() if self._places.is_cuda else given, non_blocking=True)
-        if self._graphs is None and self._out is not None and can_record(self._places.device):
+        if self._graphs is None and self._out is not None:
             self._recorder.record(self)
         return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -111,8 +113,8 @@ class _RecordedLoss:
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # a batch like any other; a recording then finds everything ready
-            self._launched, likelihood = self.launch()
-            self._out = self._launched.detach(), likelihood.detach()
+            self._recorder.launched, likelihood = self.launch()
+            self._out = self._recorder.launched.detach(), likelihood.detach()
         assert self._out is not None
         self._recorder.turn += 1
         return self._recorder.turn, (self._out[0].clone(), self._out[1].clone())
@@ -127,10 +129,9 @@ class _RecordedLoss:
         if self._graphs is not None:
             self._slope.copy_(slope)
             self._graphs[1].replay()
-        elif self._launched is not None:
-            self._launched.backward(slope)
-            # Its graph knows on which stream gradients arrive. A recording on another one must not meet it.
-            self._launched = None
+        elif self._recorder.launched is not None:
+            self._recorder.launched.backward(slope)
+            self._recorder.launched = None
 
 
 class _Played(torch.autograd.Function):
