@@ -54,6 +54,7 @@ from transduce.search.loop import Search, run
 from transduce.search.scorer import Bounds, Hypothesis
 from transduce.tasks.translation import TranslationTask
 from transduce.training import packed_loss
+from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.packed_loss import nothing_recorded
 from transduce.training.settings import OptimizerName, ResolvedTraining
@@ -318,7 +319,13 @@ def training_settings(optimizer: OptimizerName) -> ResolvedTraining:
 
 
 def losses(
-    kernels: GpuTraining | None, config: ModelConfig, optimizer: OptimizerName, *, steps: int = 3, record: bool = False
+    kernels: GpuTraining | None,
+    config: ModelConfig,
+    optimizer: OptimizerName,
+    *,
+    steps: int = 3,
+    record: bool = False,
+    adapted: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Of some steps, and of a validation after them; and the weights."""
     generator = np.random.default_rng(3)
@@ -328,7 +335,9 @@ def losses(
     ]
     torch.manual_seed(3)
     model = Transformer(config).to(DEVICE).train()
-    owner = FlatOptimizer(model, training_settings(optimizer), torch.float32)
+    if adapted:
+        adapt(model, LowRankSettings(rank=4))
+    owner = FlatOptimizer(model, training_settings(optimizer), PRODUCT_KINDS[-1] if adapted else torch.float32)
     task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
     with training_with(kernels):
         for number in range(steps):
@@ -436,15 +445,17 @@ def check_recorded_steps_are_what_they_are_without() -> None:
         ("adam", {"dropout": 0.25, "norm": "rms", "bias": False, "activation": "swiglu", "output_bias": True}),
         ("muon", {"dropout": 0.25, "norm_order": "post", "positions": "learned", "max_positions": 12}),
     ]
-    for optimizer, changes in variants:
+    for (optimizer, changes), adapted in [*((each, False) for each in variants), (("adam", {"dropout": 0.25}), True)]:
         config = small_config(**changes)
         with recording() as recorded:
-            found = losses(KERNELS, config, optimizer, steps=4, record=True)
+            found = losses(KERNELS, config, optimizer, steps=4, record=True, adapted=adapted)
         assert 1 <= len(recorded) <= 2
-        expected = losses(KERNELS, config, optimizer, steps=4)
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
+        expected = losses(KERNELS, config, optimizer, steps=4, adapted=adapted)
+        rough = adapted and DEVICE == "cuda"  # in bfloat16
+        np.testing.assert_allclose(found[0], expected[0], rtol=0.02 if rough else 1e-4)
         for name, weight in expected[1].items():
-            torch.testing.assert_close(found[1][name], weight, rtol=1e-3, atol=1e-3)
+            bound = 0.02 if rough else 1e-3
+            torch.testing.assert_close(found[1][name], weight, rtol=bound, atol=bound)
 
 
 def check_a_recording_goes_by_what_stands_in_its_places() -> None:
@@ -508,12 +519,13 @@ def check_what_cannot_be_recorded_is_launched() -> None:
             patches.enter_context(mock.patch.object(recorded_loss._RecordedLoss, "record", refuse))
         recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (2, 2, 2, 3, 3, 3, 2, 2):
-            weight.grad = None
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
             total, _ = recorder(size, np.arange(size) + 1, compute)
             total.backward()
             assert total.item() == size * (size + 1) / 2
-            compare([cast("Tensor", weight.grad)], [total.detach()])
+            compare([weight.grad], [total.detach()])
     warning.assert_called_once()
+    torch.randn(3, device=DEVICE)  # nothing is broken by it
     assert (DEVICE == "cuda") or warning.call_args.args[-1] == "it waits"
 
 

@@ -28,5 +28,16 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
             try:
                 yield graph
             finally:
-                graph.capture_end()
+                _end(graph, device)
         torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # PyTorch then still takes the GPU's generator of random numbers for one that a recording draws from.
+        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+        generator.manual_seed(torch.initial_seed())
+        raise

@@ -46,6 +46,8 @@ def attend(
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     num_queries, num_keys = tl.load(query_counts + sentence), tl.load(key_counts + sentence)
+    if num_queries == 0:  # what fills a room
+        return
     first_query = tl.load(query_starts + sentence).to(tl.int64)
     first_key = tl.load(key_starts + sentence).to(tl.int64)
     q = _load(query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride)
@@ -65,6 +67,8 @@ def attend_back(
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     num_queries, num_keys = tl.load(query_counts + sentence), tl.load(key_counts + sentence)
+    if num_queries + num_keys == 0:  # keys that nobody looks at get zeros
+        return
     first_query = tl.load(query_starts + sentence).to(tl.int64)
     first_key = tl.load(key_starts + sentence).to(tl.int64)
     q = _load(query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride)
