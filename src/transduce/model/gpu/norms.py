@@ -12,7 +12,9 @@ from transduce.model.gpu.programs import norms as programs
 from transduce.model.gpu.sizes import ceil_div, power_of_2
 from transduce.model.gradient_sums import sum_of_gradients
 
-_PROGRAMS = 132 * 12  # that together go over all rows, where each adds up something of its own
+# The way back: programs that go over all rows together, and what each takes at a time. Few, as they add what they have
+# summed where all others do.
+_PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -73,7 +75,8 @@ class NormNode(torch.autograd.Function):
         by_weight, by_bias = (
             torch.zeros_like(weight, dtype=torch.float32) if slot is None else slot for slot in ctx.slots
         )
-        rows, block, warps = _shape(width)
+        block = power_of_2(width)
+        rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
         kept, is_kept = (by_out, False) if by_kept is None else (by_kept.contiguous(), True)
         programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
             x, weight, by_out, kept, means, roots, by_x, by_weight, by_bias, count, width,
