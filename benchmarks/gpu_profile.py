@@ -20,7 +20,7 @@ import torch
 from report import Row, parser, report
 from torch.profiler import ProfilerActivity, profile
 from training_ceiling import wait
-from training_settings import RATE, batch_of, config_of, optimizer_settings
+from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.model.fast import find_batch_search, kernels_of_training, start_fast
@@ -30,6 +30,7 @@ from transduce.model.searching import SearchBounds
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.translation import TranslationTask
+from transduce.training.ahead import BatchesAhead
 from transduce.training.choices import choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 
@@ -69,16 +70,17 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
     machine = detect_machine(device)
     work = make_work(size, path, size.vocabulary_size, machine)
     with np.load(path) as arrays:
-        batches = [batch_of(arrays[f"s{n}"], arrays[f"t{n}"], work.pad_id) for n in range(BATCHES)]
+        batches = Present([batch_of(arrays[f"s{n}"], arrays[f"t{n}"], work.pad_id) for n in range(BATCHES)])
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
     task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
+    ahead = BatchesAhead(batches, task)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]
         optimizer.begin_batch(last=True)
-        loss = task.loss(batches[number % len(batches)])
+        loss = task.loss(ahead.batch(0, number % len(batches)))
         times.append(time.perf_counter())
         loss.total.backward()
         times.append(time.perf_counter())

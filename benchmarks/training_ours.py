@@ -4,7 +4,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from training_settings import RATE, batch_of, config_of, optimizer_settings
+from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
@@ -18,20 +18,6 @@ from transduce.tasks.translation import TranslationTask
 from transduce.training.ahead import BatchesAhead
 from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
 from transduce.training.optimizer import FlatOptimizer
-
-
-class Steps:
-    """Batches that are there already, each in its parts; on a GPU `transduce train` lays the next one out meanwhile."""
-
-    def __init__(self, steps: list[list[Batch]]) -> None:
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def batch(self, epoch: int, position: int) -> list[Batch]:  # noqa: ARG002
-        """One of them, the same in every epoch."""
-        return self._steps[position]
 
 
 class PartsAhead:
@@ -70,7 +56,7 @@ def main() -> None:
             for s, t in zip(np.array_split(source, count), np.array_split(target, count), strict=True)
         ]
 
-    steps = Steps([make_parts(source, target) for source, target in pairs])
+    steps = Present([make_parts(source, target) for source, target in pairs])
     batches = steps if work.device == "cpu" else BatchesAhead(steps, PartsAhead(task))
 
     def step(number: int) -> None:

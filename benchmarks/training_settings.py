@@ -1,11 +1,16 @@
 """The settings with which training speed is measured: an optimiser as `transduce train` has it."""
 
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
 import numpy as np
 from training_worker import Ids, Work
 
 from transduce.data.batches import Batch
 from transduce.model.config import ModelConfig
 from transduce.training.settings import OptimizerName, ResolvedTraining
+
+T = TypeVar("T")
 
 RATE, STEP_TOKENS, LABEL_SMOOTHING = 1e-4, 4096, 0.1
 
@@ -38,6 +43,20 @@ def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> Res
         translate_dev=0,
         keep_checkpoints=1,
     )
+
+
+class Present(Generic[T]):
+    """Batches that are there already; on a GPU `transduce train` lays the next one out meanwhile."""
+
+    def __init__(self, batches: Sequence[T]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def batch(self, epoch: int, position: int) -> T:  # noqa: ARG002
+        """One of them, the same in every epoch."""
+        return self._batches[position]
 
 
 def config_of(work: Work) -> ModelConfig:

@@ -3,14 +3,12 @@
 import importlib.metadata
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
@@ -23,11 +21,8 @@ from transduce.tasks.resolve import check_training
 from transduce.tasks.resume import read_stored
 from transduce.tasks.settings import make_settings as check_settings
 from transduce.tasks.train import train
-from transduce.training.choices import Choice, choose_kernels
-from transduce.training.engine import make_optimizer
-from transduce.training.loss import Loss
-from transduce.training.processes import Processes
-from transduce.training.settings import ResolvedTraining, TrainingSettings
+from transduce.training.choices import Choice, choose_kernels, choose_record
+from transduce.training.settings import Kernels, TrainingSettings
 
 
 def absent(_: str) -> str:
@@ -135,14 +130,28 @@ def test_a_recorded_run_goes_on_where_nothing_can_be_recorded(toy_settings: dict
         )
 
 
-def test_several_processes_are_not_recorded(make_settings: Callable[..., ResolvedTraining]) -> None:
-    model = nn.Linear(2, 2)
+@pytest.mark.parametrize(
+    ("device", "kernels", "processes", "chosen"),
+    [
+        ("cuda", "native", 1, True),
+        ("cuda:1", "native", 2, False),
+        ("cuda", "torch", 1, False),
+        ("cpu", "native", 1, False),
+    ],
+)
+def test_steps_are_recorded_by_one_process_with_a_gpu(
+    device: str, kernels: Kernels, processes: int, chosen: bool
+) -> None:
+    assert choose_record(device, kernels, processes).value is chosen
 
-    def loss(batch: object) -> Loss:  # noqa: ARG001
-        return Loss(model.weight.sum(), model.bias.sum().detach(), 1)
 
-    with pytest.raises(TransduceError, match=r"`training.record` is true, but there are 2 processes"):
-        make_optimizer(model, loss, make_settings(record=True), Processes(0, 2))
+def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.tasks.resolve.choose_kernels", lambda *_, **__: Choice("native", ""))
+    machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda:0", processes=2)
+    model = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
+    check_training(check_settings({"training": {"record": True}}), model, machine)
+    with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.sharded` has no part of the"):
+        check_training(check_settings({"training": {"record": True, "sharded": True}}), model, machine)
 
 
 def test_a_run_goes_on_where_there_are_none(

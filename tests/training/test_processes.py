@@ -116,6 +116,39 @@ class Begun:
         """It is."""
 
 
+def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, seen = [3, 5, 2, 4], []
+    for way in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0]):
+        begun, before = Begun(), []
+        monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+        parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
+        vector = torch.zeros(sum(sizes))
+        collect_gradients(parameters, vector)
+        reduction = GradientReduction(parameters, vector, chunk_elements=1)
+        reduction.begin(last=True)
+        for place in way:
+            parameters[place].sum().backward()
+            before.append(len(begun.sizes))
+        reduction.finish()
+        assert begun.sizes == sizes[::-1]
+        seen.append(before)
+    assert seen == [[0, 0, 0, 4], [1, 1, 1, 4], [0, 0]]
+
+
+def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, parameter = Begun(), nn.Parameter(torch.ones(3))
+    monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+    vector = torch.zeros(3)
+    collect_gradients([parameter], vector)
+    reduction = GradientReduction([parameter], vector, chunk_elements=1)
+    reduction.begin(last=True)
+    monkeypatch.setattr("transduce.training.reduction.is_recording", lambda _: True)
+    parameter.sum().backward()
+    assert begun.sizes == []
+    reduction.finish()
+    assert begun.sizes == [3]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_begin_beside_the_backward_pass_with_kernels_too(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -105,16 +105,18 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
-    if said.record and not (may := _choose_record(settings, machine)).value:
+    if said.record and not (may := _choose_record(settings, machine, processes=1)).value:
         raise TransduceError(f"`training.record` is true, but {may.reason}: leave it out.")
 
 
-def _choose_record(settings: Settings, machine: Machine) -> Choice[bool]:
+def _choose_record(settings: Settings, machine: Machine, processes: int) -> Choice[bool]:
     said, kind = settings.training, kind_of(settings.task.kind)
     if not kind.may_be_recorded:
         return Choice(value=False, reason=f"steps of `task.kind` = {kind.name} are not recorded")
+    if said.sharded and machine.processes > 1:
+        return Choice(value=False, reason="`training.sharded` has no part of the model stay where it is")
     kernels = said.kernels or choose_kernels(machine.device, machine.threads, compiled=said.compile).value
-    return choose_record(machine.device, kernels, machine.processes)
+    return choose_record(machine.device, kernels, processes)
 
 
 def resolve_training(
@@ -174,7 +176,7 @@ def resolve_training(
         precision=precision,
         compile=said.compile,
         kernels=_resolve_kernels(said, machine, account),
-        record=_resolve_record(said.record, _choose_record(settings, machine), account),
+        record=_resolve_record(said.record, _choose_record(settings, machine, machine.processes), account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),

@@ -350,15 +350,16 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
 
 
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
-    """On a GPU with kernels of our own, of one process alone: a step of the paper's base model takes 23 ms in place of
-    42 (docs/benchmarks.md).
+    """On a GPU with kernels of our own, where one process trains alone: a step of the paper's base model takes 23 ms in
+    place of 42 (docs/benchmarks.md). Several exchange gradients while operations are launched, which is better where
+    what is between them is slow.
     """
     if device == "cpu":
         return Choice(value=False, reason="there is no GPU")
     if kernels == "torch":
         return Choice(value=False, reason="`training.kernels` is torch")
     if processes > 1:
-        return Choice(value=False, reason=f"there are {processes} processes, which exchange gradients as they come")
+        return Choice(value=False, reason="several processes exchange gradients meanwhile")
     return Choice(value=True, reason="a GPU is not kept waiting for each operation of a step")
 
 

@@ -23,18 +23,12 @@ def make_optimizer(
     """The optimiser of a model, and the loss to call: with several processes it may be another one.
 
     Raises:
-        TransduceError: there are several processes, and the model keeps statistics, which each would have of its own;
-            or steps are to be recorded.
+        TransduceError: there are several processes, and the model keeps statistics, which each would have of its own.
     """
     if processes.count > 1 and RunningStatistics(model).accepted:
         raise TransduceError(
             "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
             f"change the model, but there are {processes.count}: train with one, or use layer or rms."
-        )
-    if processes.count > 1 and settings.record:
-        raise TransduceError(
-            f"`training.record` is true, but there are {processes.count} processes, which exchange gradients as they "
-            "come: leave it out."
         )
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:

@@ -1,8 +1,11 @@
 """Adds up the gradient over processes that each hold the whole model, while the backward pass still runs.
 
 The gradient is one flat vector, cut into chunks of a few million elements. The backward pass completes parameters one
-by one; when the last of a chunk is complete, the chunk's sum over the processes starts, and goes on beside the rest of
-the pass. PyTorch's DistributedDataParallel does the same with buckets of its own, into which it copies gradients and
+by one, the last of the vector first, more or less; when a chunk and all behind it are complete, the chunk's sum over
+the processes starts, and goes on beside the rest of the pass. Sums are paired by their order, so it must be the same in
+all processes, whichever way each takes through the model.
+
+PyTorch's DistributedDataParallel does the same with buckets of its own, into which it copies gradients and
 out again; here they lie in the vector already, and are summed in float32 although the model computes in bfloat16.
 """
 
@@ -10,6 +13,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from transduce.model.gpu.recording import is_recording
 
 _CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for the network's full rate, small enough to begin early
 
@@ -33,6 +38,7 @@ class GradientReduction:
         self.bounds = _chunks([p.numel() for p in parameters], chunk_elements)
         self._sending = False
         self._missing: list[int] = []
+        self._left = 0  # chunks whose sums have not begun: the first ones
         self._works: list[dist.Work] = []
         ends = [stop for _, stop in self.bounds]
         self._parameters_in = [0] * len(ends)
@@ -46,31 +52,33 @@ class GradientReduction:
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins; in the last of a step, gradients are summed as they become complete."""
         self._sending = last
-        self._missing = list(self._parameters_in)
+        self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
         """The micro-batch's backward pass is over; in the last, returns when all sums are there."""
-        for chunk, missing in enumerate(self._missing):
-            if missing:  # a parameter that played no part
-                self._complete(chunk)
+        self._missing = [0] * len(self.bounds)  # parameters that played no part, or a pass that was recorded before
+        self._begin_sums()
         for work in self._works:
             work.wait()
         self._works.clear()
 
     def _completed(self, chunk: int):  # type: ignore[no-untyped-def]
         def hook(_: Tensor) -> None:
+            if is_recording(self.gradient.device):
+                return  # there is no gradient yet
             self._missing[chunk] -= 1
-            if not self._missing[chunk]:
-                self._complete(chunk)
+            self._begin_sums()
 
         return hook
 
-    def _complete(self, chunk: int) -> None:
-        if self._sending:
-            start, stop = self.bounds[chunk]
-            work = dist.all_reduce(self.gradient[start:stop], async_op=True)
-            assert work is not None
-            self._works.append(work)
+    def _begin_sums(self) -> None:
+        while self._left and not self._missing[self._left - 1]:
+            self._left -= 1
+            if self._sending:
+                start, stop = self.bounds[self._left]
+                work = dist.all_reduce(self.gradient[start:stop], async_op=True)
+                assert work is not None
+                self._works.append(work)
 
 
 def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:

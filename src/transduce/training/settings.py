@@ -51,7 +51,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     compile: bool = False
     # What PyTorch takes several passes for is done in one, by code of our own for this processor or GPU, or not.
     kernels: Kernels | None = None
-    # Steps on a GPU are recorded and played again, in place of being launched operation by operation.
+    # Steps on a GPU are recorded and played again, in place of being launched operation by operation. Of several
+    # processes each does that for itself, and they exchange gradients after it.
     record: bool | None = None
     # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
     # fit. Otherwise each holds all.

@@ -14,6 +14,11 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one a GPU, for the libra
 _RECORDING = threading.Lock()
 
 
+def is_recording(device: torch.device) -> bool:
+    """Whether what this thread launches on a device is written down, and not computed."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 @contextmanager
 def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """In the body of `with`, what is launched is written down and not computed. It must have run before."""
