@@ -20,7 +20,7 @@ from transduce.model.gpu import seeds
 from transduce.model.gpu.recording import Pool, recording
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
-_MOST_SIZES = 128  # that are kept
+_MOST_SIZES = 128  # that are kept, of the paper's base model each with 5 MB of the GPU's memory
 
 _LOG = logging.getLogger("transduce.training")
 
