@@ -152,6 +152,9 @@ def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypat
     check_training(check_settings({"training": {"record": True}}), model, machine)
     with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.sharded` has no part of the"):
         check_training(check_settings({"training": {"record": True, "sharded": True}}), model, machine)
+    rotary = msgspec.structs.replace(model, positions="rotary")
+    with pytest.raises(TransduceError, match=r"`training.record` is true, but batches of such a model are padded"):
+        check_training(check_settings({"training": {"record": True}}), rotary, machine)
 
 
 def test_a_run_goes_on_where_there_are_none(

@@ -217,6 +217,18 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Whether a norm follows the last layer of each stack."""
         return self.norm_order != "post" if self.final_norm is None else self.final_norm
 
+    @property
+    def has_plain_attention(self) -> bool:
+        """Whether attention is the paper's: scaled, soft, and its mask is all that it knows of where pieces stand."""
+        moves = self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
+        score = self.attention_score, self.attention_kind, self.attention_scale
+        return self.kind != "recurrent" and not moves and score == ("scaled", "soft", None)
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether sentences may lie end to end, without padding: nothing but attention asks where one ends."""
+        return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
+
     def changed(self) -> dict[str, object]:
         """The settings that have another value than the default one, by name; those without a default are left out."""
         fields = msgspec.structs.fields(type(self))

@@ -19,7 +19,6 @@ from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
 from transduce.model.layers import DecoderLayer
 from transduce.model.packed import PackedMemoryAttention
-from transduce.model.scores import build_score
 from transduce.model.slots import SlotCache, Slots
 from transduce.model.stack import each_layer
 from transduce.model.state import Ancestry
@@ -36,9 +35,7 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
     return (
         not model.training
         and model.source_weight.device.type == "cpu"
-        and model.encoder_positions.is_plain
-        and model.decoder_positions.is_plain
-        and build_score(config, num_heads=config.num_heads, d_k=config.key_width) is None
+        and config.has_plain_attention
         and config.norm != "batch"
         and config.norm_order != "sandwich"
         and config.key_width == config.value_width

@@ -17,7 +17,6 @@ from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.packing import PackedBatch, PackedMask
-from transduce.model.scores import build_score
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.vocabulary import VocabularyModel
 
@@ -57,16 +56,6 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         """The decoder's last layer, (B, T, D), before the projection to the vocabulary."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
-
-    @property
-    def can_be_packed(self) -> bool:
-        """Whether attention is the plain one, whose mask is all that it knows of where pieces stand; and no norm counts
-        positions.
-        """
-        config = self.config
-        plain = self.encoder_positions.is_plain and self.decoder_positions.is_plain
-        score = build_score(config, num_heads=config.num_heads, d_k=config.key_width)
-        return plain and not config.attention_dropout and score is None and config.norm != "batch"
 
     def packed_hidden(self, batch: PackedBatch) -> Tensor:
         """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""

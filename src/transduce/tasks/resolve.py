@@ -105,14 +105,16 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         raise TransduceError(
             f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
         )
-    if said.record and not (may := _choose_record(settings, machine, processes=1)).value:
+    if said.record and not (may := _choose_record(settings, model, machine, processes=1)).value:
         raise TransduceError(f"`training.record` is true, but {may.reason}: leave it out.")
 
 
-def _choose_record(settings: Settings, machine: Machine, processes: int) -> Choice[bool]:
+def _choose_record(settings: Settings, model: ModelConfig, machine: Machine, processes: int) -> Choice[bool]:
     said, kind = settings.training, kind_of(settings.task.kind)
     if not kind.may_be_recorded:
         return Choice(value=False, reason=f"steps of `task.kind` = {kind.name} are not recorded")
+    if not model.can_be_packed:
+        return Choice(value=False, reason="batches of such a model are padded")
     if said.sharded and machine.processes > 1:
         return Choice(value=False, reason="`training.sharded` has no part of the model stay where it is")
     kernels = said.kernels or choose_kernels(machine.device, machine.threads, compiled=said.compile).value
@@ -176,7 +178,7 @@ def resolve_training(
         precision=precision,
         compile=said.compile,
         kernels=_resolve_kernels(said, machine, account),
-        record=_resolve_record(said.record, _choose_record(settings, machine, machine.processes), account),
+        record=_resolve_record(said.record, _choose_record(settings, model, machine, machine.processes), account),
         average_decay=take("training.average_decay", said.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", said.best_by, kind.choose_best_by(corpus, translated)),

@@ -97,6 +97,6 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
     kernels = training_kernels()
     packed = None if kernels is None else kernels.packed
     longest = max(batch.source.shape[1], batch.target.shape[1])
-    if packed is None or not model.can_be_packed or not packed.suits(model.config, longest, model.source_weight):
+    if packed is None or not model.config.can_be_packed or not packed.suits(model.config, longest, model.source_weight):
         return None
     return packed

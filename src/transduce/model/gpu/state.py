@@ -31,7 +31,7 @@ _FIRST_STEPS, _LARGEST_FIRST_ROOM = 64, 256
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
     """Whether a model's decoder is of the bricks that `step.py` writes out."""
-    if not isinstance(model, Transformer) or model.training or not model.can_be_packed:
+    if not isinstance(model, Transformer) or model.training or not model.config.can_be_packed:
         return False
     config = model.config
     width = config.key_width
