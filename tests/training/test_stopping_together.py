@@ -48,11 +48,13 @@ class Vectors:
 class Watched:
     """A trainer of one matrix that is asked to stop in a step, and the steps that were validated."""
 
-    def __init__(self, folder: Path, settings: ResolvedTraining, stop_in_step: int = 0) -> None:
+    def __init__(
+        self, folder: Path, settings: ResolvedTraining, stop_in_step: int = 0, *, stop_in_validation: int = 0
+    ) -> None:
         torch.manual_seed(1)
         self.model = nn.Linear(4, 5, bias=False)
         self.validated: list[int] = []
-        self.stop_in_step = stop_in_step
+        self.stop_in_step, self.stop_in_validation = stop_in_step, stop_in_validation
         self.trainer = Trainer(
             model=self.model,
             loss=self.loss,
@@ -69,6 +71,8 @@ class Watched:
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         assert "weight" in weights
+        if step == self.stop_in_validation:
+            os.kill(os.getpid(), signal.SIGTERM)
         self.validated.append(step)
         return ValidationEvent(step=step, loss=1.0, perplexity=2.7)
 
@@ -86,6 +90,19 @@ def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
     assert resumed.trainer.resume()
     assert resumed.trainer.run().reason == "finished"
     assert stopped.validated + resumed.validated == [2, 4]
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_validation_is_given_up_for_a_stop_and_comes_first_on_resume(tmp_path: Path, make_settings: Make) -> None:
+    """`torchrun` kills what has not ended 30 seconds after the signal, and with it the steps that nobody has saved."""
+    settings = make_settings(steps=4, validate_every=2)
+    stopped = Watched(tmp_path, settings, stop_in_validation=2)
+    result = stopped.trainer.run()
+    assert (result.reason, result.step, stopped.validated) == ("SIGTERM", 2, [])
+    resumed = Watched(tmp_path, settings)
+    assert resumed.trainer.resume()
+    assert resumed.trainer.run().reason == "finished"
+    assert resumed.validated == [2, 4]
 
 
 class Counting(Processes):

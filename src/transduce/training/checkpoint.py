@@ -265,3 +265,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(state, {_kind(name): load_file(path / name) for name in names})
     except (OSError, msgspec.MsgspecError, SafetensorError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
+
+
+def check_kinds(checkpoint: Checkpoint, wanted: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Compares what a checkpoint holds with the tensors by kind and name that a run needs.
+
+    Raises:
+        TransduceError: it is of another model.
+    """
+    for kind, tensors in wanted.items():
+        if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
+            raise TransduceError(
+                f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
+                "is another: go on in the folder of the run that wrote it, or start afresh in a new one."
+            )

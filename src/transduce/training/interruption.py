@@ -15,7 +15,7 @@ class Interruption:
     """While entered, Ctrl-C and SIGTERM set `requested`; a second Ctrl-C stops at once, without saving.
 
     Of several processes none stops by itself: `torchrun` passes on a Ctrl-C that the terminal has sent already, and
-    work is not given up in the middle, where the others would wait for it.
+    work that they do together is not given up in the middle, where the others would wait for it.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -37,13 +37,16 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def abandoning(self) -> Iterator[None]:
+    def abandoning(self, *, apart: bool = False) -> Iterator[None]:
         """Surrounds work that leaves nothing behind until it is done; a signal ends it at once.
+
+        Args:
+            apart: this one of several processes does it without the others, and tells them what came of it.
 
         Raises:
             AbandonedError: a signal has come, before or meanwhile.
         """
-        if not self.alone:
+        if not (self.alone or apart):
             yield
             return
         try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.training.ahead import Batches
-from transduce.training.checkpoint import Checkpoint, RunState, load_newest
+from transduce.training.checkpoint import Checkpoint, RunState, check_kinds, load_newest
 from transduce.training.clock import StepClock
 from transduce.training.dropout_watch import DropoutWatch
 from transduce.training.engine import StepTotals, make_optimizer, save_together
@@ -112,7 +112,7 @@ class Trainer:
         Raises:
             TransduceError: it is of another model.
         """
-        _check_kinds(checkpoint, self.optimizer.state())
+        check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.whole, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
@@ -331,17 +331,27 @@ class Trainer:
         if self._asked_together:
             raise AbandonedError
         weights = self.optimizer.kept_weights()
-        if not self.processes.is_first:
-            pass
-        elif self.validate is None:
-            self._keep(weights, None)
-        else:
-            with interruption.abandoning():
-                event = self.validate(weights, self.step)
-            self.model.train()
-            self._judge(event, weights, log)
+        is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
+        # `torchrun` grants 30 seconds from its signal to its kill, which a validation may take alone.
+        if not self.processes.share(is_done, bool):
+            raise AbandonedError
         self._selection.best = self.processes.share(self._selection.best, Best)
         self._validation_due = False
+
+    def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
+        """The first process' part; False where a signal came before it was complete."""
+        if self.validate is None:
+            self._keep(weights, None)
+            return True
+        try:
+            with interruption.abandoning(apart=True):
+                event = self.validate(weights, self.step)
+        except AbandonedError:
+            return False
+        finally:
+            self.model.train()
+        self._judge(event, weights, log)
+        return True
 
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
         better = self._selection.is_better(event)
@@ -382,15 +392,6 @@ class Trainer:
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         save_together(self.folder / CHECKPOINTS, checkpoint, self.processes, keep=self.settings.keep_checkpoints)
-
-
-def _check_kinds(checkpoint: Checkpoint, wanted: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for kind, tensors in wanted.items():
-        if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
-            raise TransduceError(
-                f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
-                "is another: go on in the folder of the run that wrote it, or start afresh in a new one."
-            )
 
 
 def _seed(seed: int, position: int, rank: int) -> int:
