@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from transduce.runtime.opening import load
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator
 from transduce.tasks import corpus as corpus_module
+from transduce.tasks import run as run_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kind import Place
 from transduce.tasks.new_run import NewRun
@@ -34,6 +36,7 @@ from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
 from transduce.training.processes import Processes
+from transduce.training.surroundings import Surroundings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -177,6 +180,20 @@ def test_only_the_first_process_cuts_the_dev_set(
     assert corpus.dev is not None
     assert corpus.dev.pairs == len(corpus.dev_sources)
     assert (card.stat().st_ino, card.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize(("count", "threads"), [(1, 8), (2, 4), (4, 2), (16, 1)])
+def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, count: int, threads: int
+) -> None:
+    """Each with as many threads as the one had would have them wait for each other."""
+    monkeypatch.setattr(run_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
+    run.processes = Processes(0, count, local_count=count)
+    run.machine = msgspec.structs.replace(run.machine, threads=max(1, 8 // count))
+    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=8, torch=""))
+    assert run.machine.threads == threads
 
 
 def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tmp_path: Path) -> None:
