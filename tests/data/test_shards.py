@@ -222,6 +222,21 @@ def test_shards_that_were_prepared_differently(
         check_parts([one, shard(files, tokenizer, tmp_path / "6", 2, 2)])
 
 
+def test_shards_of_files_of_one_name_and_length_but_other_text(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """On another machine an older version of a file may lie, and its blocks would be mixed with those of the newer."""
+    one = shard(files, tokenizer, tmp_path / "1", 1, 2)
+    for number, path in enumerate((files.source[0], files.target[-1])):
+        before = Path(path).read_bytes()
+        first, *others = before.splitlines(keepends=True)
+        Path(path).write_bytes(b"".join([*others, first]))
+        with pytest.raises(TransduceError, match=r"prepared alike, .* have different text in the files of these names"):
+            check_parts([one, shard(files, tokenizer, tmp_path / f"other-{number}", 2, 2)])
+        Path(path).write_bytes(before)
+    check_parts([one, shard(files, tokenizer, tmp_path / "2", 2, 2)])
+
+
 def test_parts_that_are_damaged(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = shard(files, tokenizer, tmp_path / "1", 1, 2).folder
     for name in ("source.ids", "target.offsets", "keys", "digests", "rows"):

@@ -85,6 +85,7 @@ def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
     yield "filters", one.card.request.filters, other.card.request.filters
     yield "rules for holding out", one.card.request.hold_out, other.card.request.hold_out
     yield "numbers of lines", one.card.pairs, other.card.pairs
+    yield "text in the files of these names", one.card.checksums, other.card.checksums
 
 
 def _shown(one: object, other: object) -> str:

@@ -67,6 +67,8 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     # Blocks and pairs of the whole corpus, which every part counts.
     blocks: int
     pairs: int
+    # CRC-32 of each file's content, in the order in which the corpus names them.
+    checksums: list[int] = []
     taken: list[TakenBlock]
     # Pairs of this part, and those that were dropped, by reason.
     read: int
@@ -124,6 +126,7 @@ def write_part(
         tokenizer_fingerprint=tokenizer.fingerprint,
         blocks=reader.blocks,
         pairs=reader.pairs,
+        checksums=list(reader.checksums.values()),
         taken=preparation.taken,
         read=preparation.read,
         dropped=dict(preparation.dropped),

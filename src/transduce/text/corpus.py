@@ -86,6 +86,8 @@ class PairReader:
         """Blocks so far; after the last block, those of the corpus."""
         self.pairs = 0
         """Pairs so far, wanted or not."""
+        self.checksums: dict[str, int] = {}
+        """CRC-32 of the content of each file that was read to its end, whichever blocks were wanted."""
         self._files = files
         self._wanted = wanted or (lambda _: True)
 
@@ -115,6 +117,7 @@ class PairReader:
                 if isinstance(sides[0], list) and isinstance(sides[1], list):
                     yield PairBlock(self.blocks, source, line, sides[0], sides[1])
                 line = self._pass(line, source_lines)
+            self.checksums |= {source: left.checksum, target: right.checksum}
         if line == 1:
             raise _empty(source)
 
@@ -133,6 +136,7 @@ class PairReader:
                 if not count:
                     break
                 line = self._pass(line, count)
+            self.checksums[path] = file.checksum
         if line == 1:
             raise _empty(path)
 

@@ -74,6 +74,8 @@ class LineBlocks:
     def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
         """Opens nothing yet."""
         self._path = Path(path)
+        self.checksum = 0
+        """CRC-32 of all lines so far, decoded or not, as they stand in the (uncompressed) file."""
         notes = notes if notes is not None else LineNotes()
         self._decoder = _Decoder(str(path), notes, keep_undecodable=keep_undecodable)
         self._exit = ExitStack()
@@ -96,17 +98,20 @@ class LineBlocks:
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
+        self._add_to_checksum(raw_lines)
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, most: int) -> int:
         """Pass over as many lines, undecoded; returns how many there were."""
-        skipped = 0
-        with _explained(self._path, self._decoder):
-            for raw in islice(self._stream, most):
-                self._decoder.pass_over(raw)
-                skipped += 1
-        self._decoder.skipped += skipped
-        return skipped
+        raw_lines: list[bytes] = []
+        with _explained(self._path, self._decoder, raw_lines):
+            raw_lines.extend(islice(self._stream, most))
+        self._add_to_checksum(raw_lines)
+        self._decoder.skip(raw_lines)
+        return len(raw_lines)
+
+    def _add_to_checksum(self, raw_lines: list[bytes]) -> None:
+        self.checksum = zlib.crc32(b"".join(raw_lines), self.checksum)
 
 
 class _Decoder:
@@ -162,6 +167,12 @@ class _Decoder:
             self._notes.carriage_returns += text.count("\r\n")
             text = text.replace("\r\n", "\n")
         return text.removesuffix("\n").split("\n")
+
+    def skip(self, raw_lines: Sequence[bytes]) -> None:
+        """Lines are passed over."""
+        self.skipped += len(raw_lines)
+        self.lines += len(raw_lines)
+        self._offset += sum(map(len, raw_lines))
 
     def pass_over(self, raw: bytes) -> None:
         """A line is done with."""
