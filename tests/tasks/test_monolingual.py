@@ -115,6 +115,37 @@ def test_it_goes_on_where_it_stopped_while_it_translated(
 
 
 @pytest.mark.usefixtures("short")
+def test_translations_are_not_put_beside_another_text(
+    request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many lines in another order would be learnt as the translations of each other."""
+    with monkeypatch.context() as context:
+        context.setattr(module, "train_run", stopping_before(request_["out"], module.train_run))
+        with pytest.raises(KeyboardInterrupt):
+            train(**request_)
+    text: Path = request_["monolingual"]
+    before = text.read_bytes()
+    text.write_bytes(b"".join(reversed(before.splitlines(keepends=True))))
+    with pytest.raises(TransduceError, match=r"-1\.zh was translated from another text than .*alone\.en"):
+        train(**request_, resume=True)
+    text.write_bytes(before)
+    result = train(**request_, resume=True)
+    assert result is not None
+    assert result.reason == "finished"
+
+
+def stopping_before(out: Path, train_run: Any) -> Any:
+    """Trains the other direction, and stops before the run in this folder."""
+
+    def stop_or_train(request: Any) -> Any:
+        if request.out == out:
+            raise KeyboardInterrupt
+        return train_run(request)
+
+    return stop_or_train
+
+
+@pytest.mark.usefixtures("short")
 def test_a_run_that_has_begun_is_gone_on_with_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
     train(**request_)
     made = (request_["out"] / MADE).read_bytes()

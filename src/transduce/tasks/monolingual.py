@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.durable import file_sha256
+from transduce.durable import file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import lines_at_once, portions, skip_lines
 from transduce.runtime.folder import WEIGHTS
@@ -152,11 +152,23 @@ def _translate_all(request: RunRequest, settings: Settings, display: ProgressDis
     for path, out in zip(settings.data.monolingual, _translated_to(request, settings.data), strict=True):
         options = msgspec.json.encode([path, file_sha256(folder / WEIGHTS)])
         with ResumableFile(out, options=options, resume=True) as file:
+            text_sha256, note = file_sha256(Path(path)), out.with_name(f"{out.name}.text_sha256")
             if file.is_finished:
+                _refuse_another_text(out, path, note, text_sha256)
                 continue
+            write_file(note, text_sha256.encode())
             if translator is None:
                 translator = load(folder, device=request.device, threads=request.threads)
             _translate(translator, path, file, display)
+
+
+def _refuse_another_text(out: Path, path: str, note: Path, text_sha256: str) -> None:
+    """Lines that were translated before must be those of the text now; of earlier versions nobody noted the text."""
+    if note.is_file() and note.read_text("ascii") != text_sha256:
+        raise TransduceError(
+            f"{out} was translated from another text than {path} holds now: name the text as it was, or delete {out} "
+            "to translate it anew."
+        )
 
 
 def _translate(translator: Translator, path: str, file: ResumableFile, display: ProgressDisplay) -> None:
