@@ -468,6 +468,23 @@ def test_resume_tells_that_a_training_file_has_changed(
     train(out=folder, resume=True, device="cpu", threads=1)
 
 
+def test_resume_tells_that_the_dev_set_has_changed(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best model by the old text would stay the best by a figure that the new one may never reach."""
+    folder, source = tmp_path / "run", tmp_path / "dev.zh"
+    shutil.copy(toy_settings["data.dev_source"][0], source)
+    settings = toy_settings | {"data.dev_source": [str(source)], "training.steps": 3, "training.translate_dev": 0}
+    train(out=folder, settings=settings, device="cpu", threads=1)
+    told = f"{source} has changed since this run began: validations by the new text cannot be compared with those"
+    for change in (False, True):
+        capsys.readouterr()
+        if change:
+            source.write_text(source.read_text("utf-8").replace("我", "你"), encoding="utf-8")
+        train(out=folder, resume=True, device="cpu", threads=1)
+        assert (told in capsys.readouterr().err) == change
+
+
 def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
     with pytest.raises(
         TransduceError, match=r"typo holds no run to go on with, and no text is named to begin one with"

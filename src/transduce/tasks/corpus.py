@@ -161,7 +161,7 @@ def prepare_corpus(
         tokenizer.save(folder)
         for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from)):
             display.say(line)
-    remember_text_files(folder, settings.data)
+    remember_text_files(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(
             text.files,
@@ -232,7 +232,9 @@ def use_prepared(
     for line in corpus.filters.lines(text.files.thing):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # the dev set's too
-    return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
+    found = _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
+    remember_text_files(folder, settings.data, text.dev)
+    return found
 
 
 def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
