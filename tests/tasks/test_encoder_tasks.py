@@ -182,6 +182,29 @@ def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretraine
     assert json.loads((tmp_path / "one" / "metrics.jsonl").read_text("utf-8").split("\n")[-2])["step"] == 2
 
 
+def test_the_classifier_comes_from_a_model_of_the_same_labels_alone(pretrained: Path, tmp_path: Path) -> None:
+    """Whether a stretch follows is as many classes as two labels, and says nothing of them."""
+    training = TRAINING | {"steps": 1, "learning_rate": 1e-9, "average_decay": 0.0}
+    seeds = {"first": 1, "same": 2, "others": 2}
+    heads = [load_filler(pretrained, precision="fp32").model.classifier]
+    for name, begun_from, labels in (
+        ("first", pretrained, ("bad", "good")),
+        ("same", tmp_path / "first", ("bad", "good")),
+        ("others", tmp_path / "first", ("warm", "cold")),
+    ):
+        texts, classes = tmp_path / f"{name}.txt", tmp_path / f"{name}.labels"
+        texts.write_text("".join(f"The {who} {what} {n}\n" for n in range(4) for who in WHO for what in WHAT), "utf-8")
+        classes.write_text(f"{labels[0]}\n{labels[1]}\n" * 32, "utf-8")
+        files = {"source": [str(texts)], "target": [str(classes)]}
+        settings = {"task": {"kind": "classification"}, "data": files, "start_from": str(begun_from)}
+        run(tmp_path / name, settings | {"training": training | {"seed": seeds[name]}})
+        heads.append(load_classifier(tmp_path / name, precision="fp32").model.classifier)
+    following, first, same, others = (head.weight for head in heads if head is not None)
+    assert not torch.allclose(first, following, atol=1e-2)
+    assert torch.allclose(same, first, atol=1e-5)
+    assert not torch.allclose(others, first, atol=1e-2)
+
+
 def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Path, tmp_path: Path) -> None:
     settings = classify_settings(labelled(tmp_path), start_from=str(pretrained))
     settings["training"] = settings["training"] | {"lora_rank": 4}

@@ -15,6 +15,7 @@ from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig
 from transduce.runtime.folder import ModelFolder, read_any_model_folder
 from transduce.tasks.account import Account
+from transduce.tasks.kind import Fresh
 from transduce.tasks.prepared_folder import check_vocabulary
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import Settings
@@ -29,6 +30,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS
 
 _CONFIG_COPY = "started_from.json"
+ALL_TAKEN = Fresh()
 
 
 def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
@@ -84,7 +86,7 @@ def prepare_beginning(
     resolved: ResolvedSettings,
     tokenizer: Tokenizer | None,
     account: Account,
-    fresh: tuple[str, ...] = (),
+    fresh: Fresh = ALL_TAKEN,
 ) -> None:
     """Enters in the account what LoRA and word vectors do to the first weights, and stores these where they are needed.
 
@@ -93,7 +95,7 @@ def prepare_beginning(
         resolved: its settings.
         tokenizer: its vocabularies; None for numbers.
         account: of the choices.
-        fresh: as `build_beginning` has it.
+        fresh: which weights are not those of the folder to begin with.
 
     Raises:
         TransduceError: a file of vectors is not what it should be, or the model has nothing to adapt.
@@ -102,7 +104,7 @@ def prepare_beginning(
         raise TransduceError(
             f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
         )
-    account_for_adaptation(resolved, account, fresh)
+    account_for_adaptation(resolved, account, fresh.lacking)
     if not needs_stored(resolved) or (folder is None and resolved.word_vectors is None):
         return
     torch.manual_seed(resolved.training.seed)
@@ -113,16 +115,14 @@ def prepare_beginning(
         store_beginning(folder, model, vectors)
 
 
-def build_beginning(
-    resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: tuple[str, ...] = ()
-) -> AnyModel:
+def build_beginning(resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Fresh = ALL_TAKEN) -> AnyModel:
     """The model as it is before the first step.
 
     Args:
         resolved: the run's settings.
         folder: of the run, which holds the weights where `prepare_beginning` stored them.
         trained: whether a checkpoint will replace all weights, so that they need not be read.
-        fresh: what the names of parameters begin with that the folder's model may lack; it may then have others too.
+        fresh: which weights are not those of the folder to begin with.
 
     Raises:
         TransduceError: the folder to begin with cannot be read, or its model has changed since.
@@ -136,19 +136,23 @@ def build_beginning(
     return _build(resolved, fresh)
 
 
-def _build(resolved: ResolvedSettings, fresh: tuple[str, ...]) -> Model:
+def _build(resolved: ResolvedSettings, fresh: Fresh) -> Model:
     model = build_model(resolved.model)
     if resolved.start_from is None:
         return model
-    found = read_any_model_folder(Path(resolved.start_from)).model.state_dict()
+    folder = Path(resolved.start_from)
+    found = read_any_model_folder(folder).model.state_dict()
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if fresh:
+    if fresh.anew is not None:
+        anew = fresh.anew(folder)
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(anew)}
+    if fresh.lacking:
         found = {name: tensor for name, tensor in found.items() if wanted.get(name) == tensor.shape}
-        wanted = {name: shape for name, shape in wanted.items() if name in found or not name.startswith(fresh)}
+        wanted = {name: shape for name, shape in wanted.items() if name in found or not name.startswith(fresh.lacking)}
     if {name: tensor.shape for name, tensor in found.items()} != wanted:
         raise TransduceError(
             f"The model in {resolved.start_from} is not the one that this run was begun with: start another run with "
             "another --out."
         )
-    model.load_state_dict(found, strict=not fresh)
+    model.load_state_dict(found, strict=not fresh.lacking)
     return model

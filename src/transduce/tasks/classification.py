@@ -6,6 +6,7 @@ Legend: B texts, C classes.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
-from transduce.runtime.task_card import TASK_CARD, TaskCard
+from transduce.runtime.task_card import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.card import front_matter, opened_by
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.encoders import (
@@ -33,7 +34,7 @@ from transduce.tasks.encoders import (
     read_store,
     text_length,
 )
-from transduce.tasks.kind import Outcome, Place, Preparation, Share, model_dtype, pairs_of_files
+from transduce.tasks.kind import Fresh, Outcome, Place, Preparation, Share, model_dtype, pairs_of_files
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.settings import DataSettings, Settings, TaskSettings
 from transduce.tasks.text_kind import TextKind
@@ -121,7 +122,6 @@ class Classification(TextKind):
     own_settings = ("context",)
     instead_of_search = "leave it out"
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
-    fresh_parameters = ("classifier.", "pooler.")
 
     def check(self, settings: Settings) -> None:
         """Refuses a vocabulary of labels, too.
@@ -170,6 +170,10 @@ class Classification(TextKind):
         return msgspec.structs.replace(
             config, num_labels=len(labels_of(corpus)), masked_language_head=False, pooler=True
         )
+
+    def fresh(self, corpus: TaskCorpus) -> Fresh:
+        """The classifier, and the layer below it where the model has none."""
+        return Fresh(("classifier.", "pooler."), lambda folder: _other_classes(folder, labels_of(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
         """A label is a text's only target token."""
@@ -305,6 +309,13 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
                     f"written, but {which} spells the label “{label}” as “{spelt}”: rename it to something that stays "
                     f"as it is, such as {f'“{lower}” or ' if stays else ''}a number."
                 )
+
+
+def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The classifier, unless it tells these labels: as many others, such as whether a stretch follows, fit it too."""
+    card = find_task_card(folder)
+    known = card.labels if card is not None and card.kind == "classification" else ()
+    return () if known == labels else ("classifier.",)
 
 
 def _length(resolved: ResolvedSettings) -> int:

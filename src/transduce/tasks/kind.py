@@ -7,7 +7,7 @@ it works on is handed to it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -94,6 +94,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the model folder by name; README.md is its card."""
 
 
+class Fresh(NamedTuple):
+    """Of a model that begins with the weights of another (`--from`), what does not come from there.
+
+    Names are what the names of parameters begin with.
+    """
+
+    lacking: tuple[str, ...] = ()
+    """What the other model may lack. It may then have others besides."""
+    anew: Callable[[Path], tuple[str, ...]] | None = None
+    """By the other model's folder, what of it is not taken although it is there; None: all is taken."""
+
+
 C = TypeVar("C", bound=RunCorpus)
 
 
@@ -123,8 +135,6 @@ class TaskKind(ABC, Generic[C]):
     """Whether sources may be a machine's, `data.back_translated`."""
     instead_of_search: ClassVar[str | None] = None
     """What to do in place of saying `search.*`, where it would do nothing."""
-    fresh_parameters: ClassVar[tuple[str, ...]] = ()
-    """What the names of parameters begin with that the model of `--from` may lack. It may then have others besides."""
 
     # --- before the corpus is there ---
 
@@ -257,6 +267,10 @@ class TaskKind(ABC, Generic[C]):
             TransduceError: the model, which training may begin with, cannot do what the settings of the task ask for.
         """
         return config
+
+    def fresh(self, corpus: C) -> Fresh:  # noqa: ARG002
+        """Which weights are not those of the model of `--from`: none."""
+        return Fresh()
 
     def explain(self, corpus: C, resolved: ResolvedSettings, account: Account) -> None:  # noqa: ARG002
         """Enters in the account what of a corpus does not suit the settings of a run that begins.

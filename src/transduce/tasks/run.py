@@ -115,7 +115,7 @@ class Run:
         resolved = self._resolve(settings, corpus, kept, account)
         self.kind.explain(corpus, resolved, account)
         stored_in = None if self.request.dry_run else folder
-        prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh_parameters)
+        prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh(corpus))
         self._say_choices(account)
         return resolved, corpus
 
@@ -314,11 +314,11 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Everything that steps need, after the newest checkpoint or before the first step."""
-    training, place = resolved.training, _place(run)
+    training, place, fresh = resolved.training, _place(run), run.kind.fresh(corpus)
     torch.manual_seed(training.seed)
-    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=run.kind.fresh_parameters)
+    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=fresh)
     model = model.to(place.device)
-    restrict_learning(model, resolved, place.folder, run.kind.fresh_parameters)
+    restrict_learning(model, resolved, place.folder, fresh.lacking)
     if training.compile:
         compile_layers(model, place.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
