@@ -262,9 +262,10 @@ def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pre
     without = msgspec.structs.replace(resolved.task, next_sentence=False)
     with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the model to begin with has 2"):
         begun.kind.adapt_model(resolved.model, corpus, without)
-    classes = msgspec.structs.replace(resolved.model, num_labels=4)
-    with pytest.raises(TransduceError, match="the model to begin with has 4 classes: begin with another"):
-        begun.kind.adapt_model(classes, corpus, resolved.task)
+    for labels, head in ((4, True), (2, False)):  # what has no head for hidden pieces learnt no next sentence
+        classes = msgspec.structs.replace(resolved.model, num_labels=labels, masked_language_head=head)
+        with pytest.raises(TransduceError, match=f"the model to begin with tells {labels} classes of texts apart"):
+            begun.kind.adapt_model(classes, corpus, resolved.task)
 
 
 def test_the_loss_of_rows_is_the_same_however_they_are_shared_out(pretrained: Path, tmp_path: Path) -> None:

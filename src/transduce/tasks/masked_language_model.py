@@ -209,10 +209,11 @@ class MaskedLanguageModel(TextKind):
         Raises:
             TransduceError: it has learnt to tell something else apart than whether a stretch follows.
         """
-        if config.num_labels not in (0, 2):
+        # A classifier may have two classes as well, but has no head for hidden pieces.
+        if config.num_labels and (config.num_labels != 2 or not config.masked_language_head):
             raise TransduceError(
                 f"A masked language model tells whether one stretch of text follows another, but the model to begin "
-                f"with has {config.num_labels} classes: begin with another."
+                f"with tells {config.num_labels} classes of texts apart: begin with another."
             )
         if task.next_sentence not in (None, config.num_labels == 2):
             raise TransduceError(
