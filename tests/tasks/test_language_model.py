@@ -72,6 +72,14 @@ def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> N
     assert kept["loss"] == pytest.approx(last["loss"], rel=1e-4)
 
 
+def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+    dev = write_lines("dev.en", ["the ~ sat #n the mat"] * 8)
+    settings = SETTINGS | {"training.steps": 2}
+    train(out=tmp_path / "run", source=text, dev_source=dev, settings=settings, device="cpu", threads=1)
+    score = json.loads((tmp_path / "run" / "dev_score.json").read_bytes())
+    assert score["scores"]["bits_per_character"] == pytest.approx(score["loss"] / math.log(2))
+
+
 def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
     with pytest.raises(
