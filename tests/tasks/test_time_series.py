@@ -106,6 +106,31 @@ def test_windows_together_are_foretold_as_alone(forecaster: Forecaster) -> None:
         np.testing.assert_allclose(row, forecaster(window, 6).values, rtol=1e-4, atol=1e-4)
 
 
+class Frame:
+    """As much of a pandas or polars table as there is need of."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self._columns = columns
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._columns)
+
+    def __getitem__(self, names: list[str]) -> "Frame":
+        return Frame({name: self._columns[name] for name in names})
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.stack([np.asarray(column) for column in self._columns.values()], axis=1).astype(dtype)
+
+
+def test_of_a_table_with_names_the_series_are_read_by_them(forecaster: Forecaster) -> None:
+    known = wave(60)
+    table = {"date": ["2026-01-01"] * 60, "heat": known[:, 1], "load": known[:, 0]}
+    np.testing.assert_array_equal(forecaster(Frame(table), 6).values, forecaster(known, 6).values)
+    with pytest.raises(TransduceError, match=r"this table has no `heat`: its columns are Heat, load\."):
+        forecaster(Frame({"Heat": known[:, 1], "load": known[:, 0]}))
+
+
 def test_load_gives_a_forecaster(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Forecaster)
 

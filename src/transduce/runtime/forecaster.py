@@ -5,7 +5,7 @@ Legend: B windows, S points of the past, T points to come, C series, N sampled c
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,7 +70,8 @@ class Forecaster:
 
         Args:
             history: (N, C) numbers up to now, the newest last, or (N,) where there is one series; at least as many
-                points as the model reads, of which it takes the last.
+                points as the model reads, of which it takes the last. Of a table with names of columns (pandas, polars)
+                those of the series are taken, in whatever order they stand there.
             steps: points to foretell; as many as training did where nothing is said.
             samples: so many courses are drawn, and the range that holds the middle 80 % of them is told; the forecast
                 is their mean. 0: none, and each value is the mean given those before it.
@@ -118,8 +119,24 @@ class Forecaster:
 
     def _one_window(self, history: ArrayLike) -> Numbers:
         """One history as windows, (1, N, C)."""
-        values = _numbers(history)
+        values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
+
+    def _by_name(self, history: ArrayLike) -> ArrayLike:
+        """The series of a table whose columns have names; anything else as it is."""
+        names: list[object] = list(getattr(history, "columns", ()))
+        if not any(isinstance(name, str) for name in names):
+            return history
+        missing = next((name for name in self.card.columns if name not in names), None)
+        if missing is not None:
+            shown = ", ".join(map(str, names[:_MOST_SHOWN]))
+            raise TransduceError(
+                f"A history has a column for each of {', '.join(self.card.columns)}, but this table has no "
+                f"`{missing}`: its columns are {shown}."
+            )
+        table: Any = history
+        chosen: ArrayLike = table[list(self.card.columns)]
+        return chosen
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
         """Windows that the model can read, (B, S, C), which were given in some form."""
