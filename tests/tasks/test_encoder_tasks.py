@@ -30,7 +30,7 @@ from transduce.tasks.masked_language_model import MaskedLanguageTask
 from transduce.tasks.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.linearized_trees import linearize, write_line
-from transduce.text.trees import read_tree, read_trees
+from transduce.text.trees import read_tree, read_trees, unescape_word
 
 WHO, WHAT = ["cat", "dog", "bird", "cow"], ["sleeps", "sings", "runs", "eats"]
 SMALL = {
@@ -366,7 +366,7 @@ def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder
     sentences = ["( ) ( )", "zebra", "", "Ünïcödé ，。 -LRB- (NP", "the " * 60, "a/b /NN [MASK] ) the cat"]
     parser = Parser(parser.model, parser.tokenizer, search=SearchSettings(beam_size=beam_size))
     for sentence, parse in zip(sentences, parser(sentences), strict=True):
-        words = sentence.split()
+        words = [unescape_word(word) for word in sentence.split()]
         if not words:
             assert parse.tree is None
             assert str(parse) == ""
@@ -489,6 +489,17 @@ def test_brackets_may_be_written_as_the_treebank_has_them(parser_folder: Path, c
     first, second, _ = capsys.readouterr().out.split("\n")
     assert first == second
     assert "-LRB-" in first
+    parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
+    assert str(parser("the -LRB- dog -RRB- .")) == str(parser("the ( dog ) .")) == first
+
+
+def test_a_sentence_of_words_is_no_text_and_its_words_have_no_spaces(parser_folder: Path) -> None:
+    parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
+    with pytest.raises(TransduceError, match="`the dog` is a text, whose words would be its characters"):
+        parser.parse(["the dog"])
+    for word in ("New York", ""):
+        with pytest.raises(TransduceError, match=f"has a character and no space, but one is '{word}'"):
+            parser.parse([["the", word]])
 
 
 def test_a_parser_is_no_translator(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:

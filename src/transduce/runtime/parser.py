@@ -31,7 +31,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.linearized_trees import CLOSE, MARK, OPENING, TAG, build_tree, plain, split_symbols
 from transduce.text.model_proto import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.trees import Tree, draw
+from transduce.text.trees import Tree, draw, unescape_word
 from transduce.text.vocabulary import Vocabulary
 
 # Treebanks have two or three symbols for each word.
@@ -90,13 +90,22 @@ class Parser:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
-        """The tree of a sentence, or of each of several; the order is kept."""
+        """The tree of a sentence, or of each of several; the order is kept.
+
+        Brackets may be written as treebanks have them, `-LRB-` and its like.
+        """
         sentences = as_texts(sentence)
-        found = self.parse([each.split() for each in sentences])
+        found = self.parse([list(map(unescape_word, each.split())) for each in sentences])
         return found[0] if isinstance(sentence, str) else found
 
     def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
-        """The tree of each sentence of words."""
+        """The tree of each sentence of words.
+
+        Raises:
+            TransduceError: a sentence is no list of words, or a word is empty or has a space.
+        """
+        for words in sentences:
+            _check_words(words)
         found = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
         lengths = [len(sentence.ids) for sentence in encoded]
@@ -136,6 +145,17 @@ class Parser:
         symbols = [symbol for piece in pieces for symbol in split_symbols(piece)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    if isinstance(words, str):
+        raise TransduceError(
+            f"A sentence is a list of words here, but `{words}` is a text, whose words would be its characters: split "
+            "it, or call the parser with it."
+        )
+    for word in words:
+        if word.split() != [word]:
+            raise TransduceError(f"A word of a sentence has a character and no space, but one is {word!r}: split it.")
 
 
 def _in_their_line(words: Sequence[str]) -> list[str]:
