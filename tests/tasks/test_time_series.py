@@ -203,6 +203,8 @@ def test_the_command_scores_the_tables_own_points(
         (["--season", "3"], "`--season` is of use with `--score` alone"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),
         (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
+        (["--score", "--last", "5"], "`--last` must be at least 6, the points that are foretold at a time, but is 5"),
+        (["--score", "--last", "0"], "`--last` must be at least 6, the points that are foretold at a time, but is 0"),
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to foretell"),
     ],
 )

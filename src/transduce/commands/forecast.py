@@ -83,6 +83,11 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
     season = card.season if options.season is None else options.season
     if not 1 <= season <= card.past:
         raise TransduceError(f"`--season` must be from 1 to {card.past}, the points that are read, but is {season}.")
+    if options.last is not None and options.last < steps:
+        raise TransduceError(
+            f"`--last` must be at least {steps}, the points that are foretold at a time, but is {options.last}: score "
+            "more points, or foretell fewer (`--steps`)."
+        )
     known = values if options.last is None else values[max(0, len(values) - options.last - card.past) :]
     if steps < 1 or len(known) < card.past + steps:
         raise TransduceError(
