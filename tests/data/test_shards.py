@@ -275,6 +275,19 @@ def test_a_part_may_be_empty(write_lines: WriteLines, tokenizer: Tokenizer, tmp_
     assert PreparedCorpus.open(tmp_path / "merged", tokenizer).pairs == 1  # the other one is held out
 
 
+def test_a_corpus_that_is_prepared_anew_is_not_read_on(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """A run would learn from other pairs, cut by another vocabulary perhaps, and nobody would know."""
+    found = prepare(files, tokenizer, FILTERS, tmp_path / "corpus")
+    found.read(0, 5)
+    prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
+    with pytest.raises(TransduceError, match=r"source\.offsets was written anew while it was in use"):
+        found.read(0, 5)
+    with pytest.raises(TransduceError, match=r"source\.offsets was written anew while it was in use"):
+        found.read_run_lengths([(0, 5)])
+
+
 def test_a_file_that_shrinks_while_it_is_read(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     found = prepare(files, tokenizer, FILTERS, tmp_path / "whole")
     (tmp_path / "whole" / "source.offsets").write_bytes(b"12345678")

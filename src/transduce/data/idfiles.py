@@ -124,6 +124,7 @@ class SideReader:
             (self._offsets, (sentences + 1) * _OFFSET.itemsize),
         ):
             check_size(path, size)
+        self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
     def read(self, start: int, stop: int) -> IdRun:
         """Sentences from start to stop."""
@@ -134,7 +135,7 @@ class SideReader:
         offsets, lengths = self._read_offsets(runs)
         ends = np.cumsum([stop - start + 1 for start, stop in runs])
         starts = ends - [stop - start + 1 for start, stop in runs]
-        ids = _read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
+        ids = self._read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
         return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
@@ -149,23 +150,28 @@ class SideReader:
     def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Each run's offsets, one more than its sentences, and all sentences' lengths."""
         starts, stops = ([run[side] for run in runs] for side in (0, 1))
-        offsets = _read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
+        offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
-
-def _read_stretches(path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-    """Numbers of a file from each start to its stop; one file that is read at hundreds of places is opened once."""
-    content = np.empty(sum(stops) - sum(starts), dtype)
-    rest = content.view(np.uint8).data
-    with path.open("rb", buffering=0) as file:
-        for start, stop in zip(starts, stops, strict=True):
-            size = (stop - start) * dtype.itemsize
-            file.seek(start * dtype.itemsize)
-            if size and file.readinto(rest[:size]) != size:
-                raise TransduceError(f"{path} has become shorter while it was read: prepare the corpus again.")
-            rest = rest[size:]
-    return content
+    def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
+        """Numbers of a file from each start to its stop; one file that is read at hundreds of places is opened once."""
+        content = np.empty(sum(stops) - sum(starts), dtype)
+        rest = content.view(np.uint8).data
+        with path.open("rb", buffering=0) as file:
+            for start, stop in zip(starts, stops, strict=True):
+                size = (stop - start) * dtype.itemsize
+                file.seek(start * dtype.itemsize)
+                if size and file.readinto(rest[:size]) != size:
+                    raise TransduceError(f"{path} has become shorter while it was read: prepare the corpus again.")
+                rest = rest[size:]
+            # Of a corpus that was prepared anew under the same name, other sentences stand at these places.
+            if os.fstat(file.fileno()).st_mtime_ns != self._written_at[path]:
+                raise TransduceError(
+                    f"{path} was written anew while it was in use, but a corpus must stay as it is while a run learns "
+                    "from it: prepare another one in another folder; --resume tells whether this one is still the same."
+                )
+        return content
 
 
 class HashedFile:
