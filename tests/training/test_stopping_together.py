@@ -93,12 +93,17 @@ def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
 
 
 @pytest.mark.usefixtures("first_of_two")
-def test_a_validation_is_given_up_for_a_stop_and_comes_first_on_resume(tmp_path: Path, make_settings: Make) -> None:
+def test_a_validation_is_given_up_for_a_stop_and_comes_first_on_resume(
+    tmp_path: Path, make_settings: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`torchrun` kills what has not ended 30 seconds after the signal, and with it the steps that nobody has saved."""
     settings = make_settings(steps=4, validate_every=2)
     stopped = Watched(tmp_path, settings, stop_in_validation=2)
     result = stopped.trainer.run()
     assert (result.reason, result.step, stopped.validated) == ("SIGTERM", 2, [])
+    said = capsys.readouterr().err
+    assert "SIGTERM: saving step 2." in said
+    assert "Ctrl-C" not in said  # torchrun passes on a second one that the terminal has sent already: it ends nothing
     resumed = Watched(tmp_path, settings)
     assert resumed.trainer.resume()
     assert resumed.trainer.run().reason == "finished"

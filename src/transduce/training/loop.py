@@ -177,7 +177,8 @@ class Trainer:
             return self._run_steps(log, interruption)
         except AbandonedError:
             number = interruption.requested or signal.SIGTERM
-            self.display.say(f"{number.name}: saving step {self.step:,}. (Ctrl-C now stops without saving.)")
+            hint = " (Ctrl-C now stops without saving.)" if interruption.alone else ""
+            self.display.say(f"{number.name}: saving step {self.step:,}.{hint}")
             return number.name
 
     def _run_steps(self, log: Log, interruption: Interruption) -> str:
