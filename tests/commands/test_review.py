@@ -66,6 +66,20 @@ def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
     assert out.startswith("2\tunlikely (")
 
 
+def test_a_given_translation_of_more_than_the_model_can_score(
+    capsys: Capture, trained: Path, files: tuple[Path, Path]
+) -> None:
+    source, target = files
+    source.write_text("我吃鱼\n我吃鱼\n", "utf-8")
+    target.write_text(f"{'water ' * 1500}\nwater water\n", "utf-8")
+    out, _ = review(capsys, trained, "--source", source, "--translation", target)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert rows[0][1].startswith("repeated (")
+    assert "unlikely" not in rows[0][1]
+    assert rows[1][1].startswith("unlikely (")
+
+
 def test_its_own_translations_and_json(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from transduce.commands.options import (
 )
 from transduce.durable import write_file
 from transduce.runtime.doubts import Doubt, DoubtKind, count_doubts
+from transduce.runtime.located import can_score
 from transduce.runtime.scoring import as_translation
 from transduce.runtime.second_look import look_again, review
 from transduce.runtime.translation import Translation
@@ -92,15 +93,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_scores(translator: Translator, sources: list[str], targets: list[str]) -> list[Translation]:
-    """Given translations with what the model says of them: nothing where it would read the source in parts."""
-    pieces = translator.tokenizer.source.encode_batch(sources)
-    unread = {number for number, ids in enumerate(pieces) if len(ids) > translator.longest_source}
-    pairs = [pair for number, pair in enumerate(zip(sources, targets, strict=True)) if number not in unread]
-    scores = iter(translator.score([source for source, _ in pairs], [target for _, target in pairs]))
-    return [
-        Translation.of(*pair) if number in unread else as_translation(next(scores))
-        for number, pair in enumerate(zip(sources, targets, strict=True))
+    """Given translations with what the model says of them: nothing where it would read the source in parts, or one of
+    both is too long to be scored.
+    """
+    pairs = list(zip(sources, targets, strict=True))
+    scored = [
+        number
+        for number, ids in enumerate(translator.tokenizer.source.encode_batch(sources))
+        if len(ids) <= translator.longest_source and can_score(translator, *pairs[number])
     ]
+    scores = translator.score([pairs[number][0] for number in scored], [pairs[number][1] for number in scored])
+    known = dict(zip(scored, map(as_translation, scores), strict=True))
+    return [known.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
 def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:

@@ -91,7 +91,7 @@ def locate_all(
                     source,
                     text,
                     local,
-                    is_scored=_can_score(translator, source, text),
+                    is_scored=can_score(translator, source, text),
                     ties=_ties(source, text, glossary),
                 )
             )
@@ -147,7 +147,8 @@ def _within(span: Span, piece: Span) -> Span:
     return Span(start, end)
 
 
-def _can_score(translator: Scorer, source: str, text: str) -> bool:
+def can_score(translator: Scorer, source: str, text: str) -> bool:
+    """Whether neither a source nor its translation is too long to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
     return max(map(len, ids)) + _MARKS_AROUND <= translator.most_scored
