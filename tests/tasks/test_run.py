@@ -449,40 +449,31 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
     assert (folder / "model.safetensors").read_bytes() == once
 
 
-def test_resume_tells_that_a_training_file_has_changed(
-    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("data.source", ", which goes on with the text that it had then."),
+        # The best model by the old text stays the best by a figure that the new one may never reach.
+        ("data.dev_source", ": validations by the new text cannot be compared with those before,"),
+    ],
+)
+def test_resume_tells_that_a_file_has_changed(
+    setting: str, what: str, toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, source = tmp_path / "run", tmp_path / "train.zh"
-    shutil.copy(toy_settings["data.source"][0], source)
-    settings = toy_settings | {"data.source": [str(source)], "training.steps": 3, "training.translate_dev": 0}
+    folder, source = tmp_path / "run", tmp_path / "text.zh"
+    shutil.copy(toy_settings[setting][0], source)
+    settings = toy_settings | {setting: [str(source)], "training.steps": 3, "training.translate_dev": 0}
     train(out=folder, settings=settings, device="cpu", threads=1)
-    told = f"{source} has changed since this run began, which goes on with the text that it had then."
     for change in (False, True):
         capsys.readouterr()
         if change:
             source.write_text(source.read_text("utf-8").replace("我", "你"), encoding="utf-8")
         train(out=folder, resume=True, device="cpu", threads=1)
-        assert (told in capsys.readouterr().err) == change
-    source.unlink()
-    (folder / "text_files.json").unlink()  # as in a run of an earlier version
-    train(out=folder, resume=True, device="cpu", threads=1)
-
-
-def test_resume_tells_that_the_dev_set_has_changed(
-    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The best model by the old text would stay the best by a figure that the new one may never reach."""
-    folder, source = tmp_path / "run", tmp_path / "dev.zh"
-    shutil.copy(toy_settings["data.dev_source"][0], source)
-    settings = toy_settings | {"data.dev_source": [str(source)], "training.steps": 3, "training.translate_dev": 0}
-    train(out=folder, settings=settings, device="cpu", threads=1)
-    told = f"{source} has changed since this run began: validations by the new text cannot be compared with those"
-    for change in (False, True):
-        capsys.readouterr()
-        if change:
-            source.write_text(source.read_text("utf-8").replace("我", "你"), encoding="utf-8")
+        assert (f"{source} has changed since this run began{what}" in capsys.readouterr().err) == change
+    if setting == "data.source":
+        source.unlink()
+        (folder / "text_files.json").unlink()  # as in a run of an earlier version
         train(out=folder, resume=True, device="cpu", threads=1)
-        assert (told in capsys.readouterr().err) == change
 
 
 def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
