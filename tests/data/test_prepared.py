@@ -174,6 +174,19 @@ def test_a_failed_run_leaves_nothing_and_what_was_there(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["corpus"]
 
 
+def test_a_run_that_was_killed_between_two_renames_leaves_what_was_there(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    before = prepare(files, tokenizer, FilterSettings(), out).card
+    out.rename(tmp_path / ".out.old")
+    missing = CorpusFiles(source=("missing.zh",), target=files.target)
+    with pytest.raises(TransduceError, match=r"missing\.zh"):
+        prepare(missing, tokenizer, FilterSettings(), out)
+    assert PreparedCorpus.open(out).card == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
 def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = str(write_lines("same.de", ["der hund", "ein hund"]))
     files = CorpusFiles(source=(path,), target=(path,))

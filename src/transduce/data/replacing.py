@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transduce.durable import naming
+from transduce.durable import naming, sync_folder
 from transduce.errors import TransduceError
 
 
@@ -25,6 +25,7 @@ def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise TransduceError(f"{folder} is a file, but {what} is a folder: name another place.")
+    _recover(folder)
     if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
         raise TransduceError(f"{folder} holds something else than {what}: name an empty or a new folder.")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -40,9 +41,21 @@ def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
 
 def _replace(partial: Path, folder: Path) -> None:
     """Rename a finished folder into place; what stood there is moved away first and deleted last."""
-    old = folder.with_name(f".{folder.name}.old")
+    old = _moved_away(folder)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         os.replace(folder, old)
     os.replace(partial, folder)
+    sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    """Puts back what stood there, where a process was killed between the two renames."""
+    old = _moved_away(folder)
+    if old.is_dir() and not folder.exists():
+        os.replace(old, folder)
+
+
+def _moved_away(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
