@@ -529,6 +529,31 @@ def check_what_cannot_be_recorded_is_launched() -> None:
     assert (DEVICE == "cuda") or warning.call_args.args[-1] == "it waits"
 
 
+def check_nothing_is_recorded_where_memory_is_short() -> None:
+    weight = torch.ones((), device=DEVICE, requires_grad=True)
+
+    def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return numbers.sum() * weight, numbers[0]
+
+    with (
+        recording() as recorded,
+        mock.patch.object(recorded_loss, "_has_room", return_value=False),
+        mock.patch.object(recorded_loss._LOG, "warning") as warning,
+    ):
+        recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        for _ in range(3):
+            total, _likelihood = recorder(2, np.arange(2) + 1, compute)
+            assert total.item() == 3
+    assert recorded == []
+    warning.assert_called_once()
+    sizes = {"max_memory_allocated": 300, "memory_allocated": 100}
+    for free, has_room in ((399, False), (400, True)):
+        with ExitStack() as patches:
+            for name, found in {**sizes, "mem_get_info": (free, 1000)}.items():
+                patches.enter_context(mock.patch.object(torch.cuda, name, return_value=found))
+            assert recorded_loss._has_room(torch.device("cuda")) is has_room
+
+
 def check_more_dropouts_than_there_are_seeds() -> None:
     many = torch.arange(3, device=DEVICE)
     with seeds.seeds_from(many):
