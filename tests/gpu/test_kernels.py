@@ -36,6 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first one waits for all checks, which take minutes beside busy processes
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_do_what_pytorch_does(results: dict[str, str], name: str) -> None:
     assert not results[name], results[name]
