@@ -58,10 +58,11 @@ class LossRecorder:
         # Its graph knows on which stream gradients arrive. A recording on another one must not meet it.
         self.launched = None
         torch.cuda.empty_cache()  # what is launched by itself needs no room any more, and what is recorded has its own
-        if self._pool is None and not _has_room(next(self._model.parameters()).device):
-            self._give_up("they would keep memory for themselves that validation may need")
-            return
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if self._pool is None:
+            if not _has_room(next(self._model.parameters()).device):
+                self._give_up("they would keep memory for themselves that validation may need")
+                return
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             loss.record(self._pool, list(self._model.buffers()))
         except RuntimeError as error:  # memory that ran out, too
@@ -75,8 +76,6 @@ class LossRecorder:
 
 def _has_room(device: torch.device) -> bool:
     """Whether a GPU has twice as much free as the steps so far took beside what stays."""
-    if device.type != "cuda":
-        return True
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] >= 2 * step
 
