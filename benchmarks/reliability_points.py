@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from transduce.tasks.run import RunRequest, prepare_run
-from transduce.tasks.settings import put_setting
+from transduce.tasks.settings_reading import put_setting
 from transduce.tasks.train import train
 from transduce.tasks.translation import DevSet, TranslationTask
 from transduce.training import engine, loop

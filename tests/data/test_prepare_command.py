@@ -13,7 +13,8 @@ from transduce.errors import TransduceError
 from transduce.tasks.corpus import TaskText, choose_workers, measure, reopen_prepared, use_prepared
 from transduce.tasks.preparation_bar import PreparationBar
 from transduce.tasks.prepared_folder import open_prepared_folder, settings_of
-from transduce.tasks.settings import Settings, make_settings
+from transduce.tasks.settings import Settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.translation import Translation
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters

@@ -10,7 +10,7 @@ import torch
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.tasks.settings import make_settings, put_setting
+from transduce.tasks.settings_reading import make_settings, put_setting
 from transduce.tasks.train import train
 from transduce.training.choices import PRESETS
 from transduce.training.events import TrainEvent, ValidationEvent

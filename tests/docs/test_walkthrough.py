@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.tasks.settings import setting_names
+from transduce.tasks.settings_reading import setting_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "transduce"

@@ -19,7 +19,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.positions import sinusoids
 from transduce.model.transformer import Transformer
-from transduce.tasks.settings import make_settings
+from transduce.tasks.settings_reading import make_settings
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 SHAPES: dict[str, dict[str, Any]] = {

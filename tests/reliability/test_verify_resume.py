@@ -50,7 +50,7 @@ def test_settings_killed_and_resumed_are_equal(
 
 @pytest.mark.usefixtures("empty_temporary")
 def test_a_run_that_fails_says_why(toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.tasks.settings import put_setting
+    from transduce.tasks.settings_reading import put_setting
 
     content: dict[str, Any] = {}
     for name, value in toy_settings.items():

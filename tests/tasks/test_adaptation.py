@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.opening import load
 from transduce.tasks.earlier_training import goes_on_learning
-from transduce.tasks.settings import make_settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_checkpoint
 

@@ -10,7 +10,7 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.runtime.opening import load
 from transduce.tasks.resume import read_stored
-from transduce.tasks.settings import make_settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.text.stored_tokenizer import load_tokenizer

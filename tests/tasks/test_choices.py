@@ -8,7 +8,7 @@ from transduce.model.precision import Precision
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
 from transduce.tasks.resolve_model import foresee_epochs
-from transduce.tasks.settings import make_settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.training.choices import (
     PRESETS,
     Choice,

@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.runtime.opening import load
 from transduce.runtime.translator import Translator
-from transduce.tasks import monolingual
+from transduce.tasks import monolingual, translated_files
 from transduce.tasks.monolingual import REVERSE
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
 from transduce.tasks.resume import read_stored
@@ -20,6 +21,7 @@ from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.vocabulary import BACK_TRANSLATED
 
 module: Any = monolingual  # of which tests replace what it imports
+writing: Any = translated_files
 MADE = Path(REVERSE) / "back-translated-1.zh"
 
 
@@ -46,15 +48,15 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other direction writes after its few steps is something, and never doubted."""
-    original_load = module.load
+    original_load = writing.load
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:
         translator: Translator = original_load(*arguments, **options)
-        translator.search = module.msgspec.structs.replace(translator.search, min_length=3, max_length=6)
+        translator.search = msgspec.structs.replace(translator.search, min_length=3, max_length=6)
         return translator
 
-    monkeypatch.setattr(module, "load", load_writing)
-    monkeypatch.setattr(module, "review", lambda _, translations: [()] * len(translations))
+    monkeypatch.setattr(writing, "load", load_writing)
+    monkeypatch.setattr(writing, "review", lambda _, translations: [()] * len(translations))
 
 
 @pytest.mark.usefixtures("short")
@@ -106,7 +108,7 @@ def test_it_goes_on_where_it_stopped_while_it_translated(
     with pytest.raises(TransduceError, match="holds a run already: go on with --resume"):
         train(**request_)
     without = {name: value for name, value in request_.items() if name != "monolingual"}
-    with pytest.raises(TransduceError, match=r"began with text in one language.*: say `--monolingual` as before"):
+    with pytest.raises(TransduceError, match=r"stopped before its own training: say `--monolingual` as before"):
         train(**without, resume=True)
     train(**request_, resume=True)
     assert calls == [512, 88, 88]
@@ -170,7 +172,7 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
         runs.append(request.out.name)
         return original(request)
 
-    monkeypatch.setattr(module, "review", review)
+    monkeypatch.setattr(writing, "review", review)
     monkeypatch.setattr(module, "train_run", train_run)
     request_["settings"] |= {"training.minutes": 0.05}
     del request_["steps"]

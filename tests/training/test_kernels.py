@@ -19,7 +19,7 @@ from transduce.runtime.machine import detect_machine
 from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.resolve import check_training
 from transduce.tasks.resume import read_stored
-from transduce.tasks.settings import make_settings as check_settings
+from transduce.tasks.settings_reading import make_settings as check_settings
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels, choose_record
 from transduce.training.settings import Kernels, TrainingSettings

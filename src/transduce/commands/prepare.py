@@ -20,7 +20,7 @@ from transduce.tasks.preparing import (
     prepare_shard,
     prepare_tokenizer,
 )
-from transduce.tasks.settings import put_setting, read_settings
+from transduce.tasks.settings_reading import put_setting, read_settings
 
 # Options that are settings, by the setting's name.
 _SETTINGS = {

@@ -7,9 +7,9 @@ from pathlib import Path
 from transduce.commands.options import check_folder, check_writable, write_json
 from transduce.errors import TransduceError
 from transduce.tasks.kinds import KINDS
-from transduce.tasks.monolingual import train_with_monolingual
 from transduce.tasks.run import RunRequest
-from transduce.tasks.settings import put_setting, read_settings
+from transduce.tasks.settings_reading import put_setting, read_settings
+from transduce.tasks.stages import train_in_stages
 from transduce.training.choices import PRESETS
 
 # Options that are settings, by the setting's name.
@@ -22,6 +22,7 @@ _SETTINGS = {
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
     "monolingual": "data.monolingual",
+    "teacher": "data.teacher",
     "back_translated": "data.back_translated",
     "languages": "data.languages",
     "preset": "preset",
@@ -77,6 +78,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "translates it back",
     )
     add(
+        "--teacher",
+        nargs="+",
+        metavar="DIR",
+        help="in place of --target: a model that translates the source text first, and that training learns from; "
+        "several translate together",
+    )
+    add(
         "--back-translated",
         nargs="+",
         metavar="FILE",
@@ -124,9 +132,9 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("`--json` writes how a run ended, and --dry-run begins none: leave one of them out.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
-    check_writable(report=options.json, inputs=[options.settings, options.start_from, *sides])
+    check_writable(report=options.json, inputs=[options.settings, options.start_from, *(options.teacher or ()), *sides])
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
-    result = train_with_monolingual(request)
+    result = train_in_stages(request)
     if options.json is not None and result is not None and os.environ.get("RANK", "0") == "0":  # of several processes
         write_json(result, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0

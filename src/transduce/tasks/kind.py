@@ -153,11 +153,11 @@ class TaskKind(ABC, Generic[C]):
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
             )
-        if settings.data.monolingual:
-            raise TransduceError(
-                "`data.monolingual` is for `transduce train` of a translation, which has it translated back first: "
-                "leave it out."
-            )
+        for name, first in (("monolingual", "has it translated back"), ("teacher", "has it translate")):
+            if getattr(settings.data, name):
+                raise TransduceError(
+                    f"`data.{name}` is for `transduce train` of a translation, which {first} first: leave it out."
+                )
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
         used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])

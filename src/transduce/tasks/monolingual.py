@@ -6,29 +6,22 @@ begin with a tag.
 """
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from transduce.durable import file_sha256, write_file
 from transduce.errors import TransduceError
-from transduce.runtime.bulk import lines_at_once, portions, skip_lines
-from transduce.runtime.folder import WEIGHTS
-from transduce.runtime.opening import load
-from transduce.runtime.resumable import ResumableFile
-from transduce.runtime.second_look import review
-from transduce.runtime.translator import Translator
 from transduce.tasks.account import Account
 from transduce.tasks.foreseen import foresee
 from transduce.tasks.new_run import SETTINGS_FILE, refuse_to_overwrite
 from transduce.tasks.run import Run, RunRequest, train_run
-from transduce.tasks.settings import DataSettings, Settings, make_settings, put_setting
-from transduce.text.files import read_lines
+from transduce.tasks.settings import DataSettings, Settings
+from transduce.tasks.settings_reading import make_settings, put_setting
+from transduce.tasks.translated_files import TranslatedFile, translate_files
 from transduce.text.languages import language_of
-from transduce.training.events import ProgressDisplay, format_duration
+from transduce.training.events import ProgressDisplay
 from transduce.training.loop import TrainResult
 
 REVERSE = "reverse"
@@ -37,11 +30,10 @@ REVERSE = "reverse"
 _SHARE_OF_REVERSE = 1 / 3
 # What holds for both models.
 _COMMON = ("training.seed", "training.precision", "training.kernels")
-_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 def train_with_monolingual(request: RunRequest) -> TrainResult | None:
-    """As `train_run`; text that `data.monolingual` names is translated back first.
+    """As `train_run`, also on the text that `data.monolingual` names, which is translated back first.
 
     Each of the three stages, training the other direction, translating, and training, goes on where it stopped.
 
@@ -49,9 +41,6 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
         TransduceError: also where the text cannot be translated back.
     """
     settings = make_settings(request.settings)
-    if not settings.data.monolingual:
-        _refuse_to_forget(request)
-        return train_run(request)
     _check(settings, request)
     display, own = ProgressDisplay(), msgspec.structs.replace(request, settings=_with_translations(request, settings))
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
@@ -68,17 +57,8 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
             return None
         if reverse is None or reverse.reason.startswith("SIG"):
             return reverse
-        _translate_all(request, settings, display)
+        translate_files(_files(request, settings.data), [request.out / REVERSE], request, display)
     return train_run(own)
-
-
-def _refuse_to_forget(request: RunRequest) -> None:
-    """A run that stopped before its text was translated back does not go on without it."""
-    if request.resume and (request.out / REVERSE).is_dir() and not (request.out / SETTINGS_FILE).exists():
-        raise TransduceError(
-            f"The run in {request.out} began with text in one language, and stopped before its own training: say "
-            f"`--monolingual` as before, or delete {request.out / REVERSE}."
-        )
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
@@ -139,70 +119,19 @@ def _minutes(settings: Settings, share: float) -> float | None:
     return None if minutes is None else minutes * share
 
 
-def _translated_to(request: RunRequest, data: DataSettings) -> list[Path]:
+def _files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
     """Where the translation of each text stands: named by the language that it is in."""
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
-    return [request.out / REVERSE / f"back-translated-{n}.{language}" for n in range(1, len(data.monolingual) + 1)]
-
-
-def _translate_all(request: RunRequest, settings: Settings, display: ProgressDisplay) -> None:
-    """Each line translated back; a doubtful translation is an empty line, which training leaves out."""
     folder = request.out / REVERSE
-    translator: Translator | None = None
-    for path, out in zip(settings.data.monolingual, _translated_to(request, settings.data), strict=True):
-        options = msgspec.json.encode([path, file_sha256(folder / WEIGHTS)])
-        with ResumableFile(out, options=options, resume=True) as file:
-            text_sha256, note = file_sha256(Path(path)), out.with_name(f"{out.name}.text_sha256")
-            if file.is_finished:
-                _refuse_another_text(out, path, note, text_sha256)
-                continue
-            write_file(note, text_sha256.encode())
-            if translator is None:
-                translator = load(folder, device=request.device, threads=request.threads)
-            _translate(translator, path, file, display)
-
-
-def _refuse_another_text(out: Path, path: str, note: Path, text_sha256: str) -> None:
-    """Lines that were translated before must be those of the text now; of earlier versions nobody noted the text."""
-    if note.is_file() and note.read_text("ascii") != text_sha256:
-        raise TransduceError(
-            f"{out} was translated from another text than {path} holds now: name the text as it was, or delete {out} "
-            "to translate it anew."
-        )
-
-
-def _translate(translator: Translator, path: str, file: ResumableFile, display: ProgressDisplay) -> None:
-    waiting = portions(read_lines(path, keep_undecodable=True), size=lines_at_once(str(translator.device)))
-    if file.progress.lines:
-        done, waiting = skip_lines(waiting, file.progress.lines)
-        file.skip(done)
-    file.open()
-    display.say(f"Translating {path} back, from line {file.progress.lines + 1:,} on.")
-    started_at = reported_at = time.monotonic()
-    lines = doubtful = 0
-    for portion in waiting:
-        translations = translator.translate(portion.lines, translator.search)
-        texts = [
-            "" if doubts else translation.text
-            for translation, doubts in zip(translations, review(translator, translations), strict=True)
-        ]
-        lines, doubtful = lines + len(texts), doubtful + texts.count("")
-        file.append(portion.lines, "".join(f"{text}\n" for text in texts))
-        if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
-            reported_at = time.monotonic()
-            display.say(f"{file.progress.lines:,} lines, {format_duration(reported_at - started_at)}")
-    file.finish()
-    display.say(
-        f"{lines:,} lines translated back in {format_duration(time.monotonic() - started_at)}; {doubtful:,} of them "
-        "doubtful or empty, and left out."
-    )
-    if 2 * doubtful > lines:
-        display.say("warning: These are most of them: the model of the other direction has learnt too little.")
+    return [
+        TranslatedFile(text, folder / f"back-translated-{number}.{language}")
+        for number, text in enumerate(data.monolingual, 1)
+    ]
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
     """The settings of the run itself: its pairs, and those that were made."""
-    data, made = settings.data, [str(path) for path in _translated_to(request, settings.data)]
+    data, made = settings.data, [str(file.path) for file in _files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
     for name, value in {

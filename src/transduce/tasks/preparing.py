@@ -29,7 +29,8 @@ from transduce.tasks.prepared_folder import (
     write_prepared_card,
 )
 from transduce.tasks.resolve import resolve_tokenizer
-from transduce.tasks.settings import Settings, make_settings
+from transduce.tasks.settings import Settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import CorpusFiles
 from transduce.text.counted import counted

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.tasks.settings import Settings, make_settings
+from transduce.tasks.settings import Settings
+from transduce.tasks.settings_reading import make_settings
 
 # What may be said anew when a run is resumed. The rest would change the steps already taken; while there are none, all
 # of these tables may change.

@@ -44,7 +44,8 @@ from transduce.tasks.resolve_model import (
 )
 from transduce.tasks.resolved import ResolvedSettings
 from transduce.tasks.resume import changes_between, override, read_stored
-from transduce.tasks.settings import DataSettings, Settings, make_settings
+from transduce.tasks.settings import DataSettings, Settings
+from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.sole_run import sole_run
 from transduce.tasks.stored_beginning import check_frozen, needs_stored, restrict_learning
 from transduce.tasks.text_files import changed_text_files

@@ -6,9 +6,9 @@ from typing import Any
 
 from transduce.errors import TransduceError
 from transduce.given import as_path, as_paths
-from transduce.tasks.monolingual import train_with_monolingual
 from transduce.tasks.run import RunRequest
-from transduce.tasks.settings import put_setting, read_settings
+from transduce.tasks.settings_reading import put_setting, read_settings
+from transduce.tasks.stages import train_in_stages
 from transduce.training.loop import TrainResult
 
 Files = str | Path | Sequence[str | Path]
@@ -23,6 +23,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     dev_source: Files | None = None,
     dev_target: Files | None = None,
     monolingual: Files | None = None,
+    teacher: Files | None = None,
     back_translated: Files | None = None,
     languages: tuple[str, str] | None = None,
     task: str | None = None,
@@ -49,6 +50,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_target: its target side.
         monolingual: text in the target's language without translations: a model of the other direction is trained
             first and translates it back.
+        teacher: in place of `target`: the folder of a model that translates `source` first, and that training learns
+            from; several translate together.
         back_translated: those of `source` that a machine wrote, by translating their targets back.
         languages: source and target language; the files' suffixes where nothing is said.
         task: what to learn, "translation" where nothing is said; docs/tasks.md tells what each kind needs.
@@ -77,6 +80,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.dev_source": _paths(dev_source, "dev_source"),
         "data.dev_target": _paths(dev_target, "dev_target"),
         "data.monolingual": _paths(monolingual, "monolingual"),
+        "data.teacher": _paths(teacher, "teacher"),
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
@@ -95,7 +99,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     request = RunRequest(
         settings=content, out=as_path(out, "`out`"), resume=resume, dry_run=dry_run, device=device, threads=threads
     )
-    return train_with_monolingual(request)
+    return train_in_stages(request)
 
 
 def _paths(files: Files | None, name: str) -> list[str] | None:

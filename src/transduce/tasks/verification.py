@@ -14,7 +14,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.own_process import own_environment, run_module
 from transduce.tasks.run import RunRequest, prepare_run
-from transduce.tasks.settings import make_settings, put_setting
+from transduce.tasks.settings_reading import make_settings, put_setting
 from transduce.training.checkpoint import load_checkpoint
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import CHECKPOINTS

@@ -15,7 +15,8 @@ from transduce.tasks.account import Account
 from transduce.tasks.corpus import measure
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.resolve_model import Pieces, resolve_model, resolve_preset
-from transduce.tasks.settings import Settings, make_settings, read_settings
+from transduce.tasks.settings import Settings
+from transduce.tasks.settings_reading import make_settings, read_settings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import CorpusSize, choose_vocabulary_size

@@ -1,0 +1,224 @@
+"""Reading the settings of a run: a TOML file, changed by ``--set key=value``; what is wrong is told in a sentence."""
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.tasks.settings import Settings
+from transduce.tasks.settings_file import FileSettings
+
+_UNIONS = (Union, UnionType)
+# What else the field calls a value.
+_OTHER_NAMES = {
+    "rope": "rotary",
+    "lm": "language-model",
+    "gpt": "language-model",
+    "mlm": "masked-language-model",
+    "bert": "masked-language-model",
+    "bart": "denoising",
+    "layernorm": "layer",
+    "rmsnorm": "rms",
+    "batchnorm": "batch",
+    "luong": "general",
+    "lstm": "recurrent",
+    "gru": "recurrent",
+}
+
+
+def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """The content of a settings file, with ``key.name=value`` assignments applied in turn.
+
+    Raises:
+        TransduceError: the file is no TOML, or an assignment has no form.
+    """
+    content: dict[str, Any] = {}
+    pairs = [_parse(assignment) for assignment in assignments]  # a mistake in them may have become the path
+    if path is not None:
+        try:
+            text = path.read_text("utf-8-sig")
+            content = FileSettings(tomllib.loads(text), path, text)
+        except OSError as error:
+            raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"The settings file {path} is not valid TOML: {error}.") from error
+    for name, value in pairs:
+        put_setting(content, name, value)
+    return content
+
+
+def _parse(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
+        raise TransduceError(
+            f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
+        )
+    return key.strip(), _parse_value(text.strip())
+
+
+def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
+    """Enters a setting by its dotted name into nested tables; a table joins what is said of it already.
+
+    Raises:
+        TransduceError: one of the tables is a value, or the name is no text.
+    """
+    if not isinstance(name, str):
+        raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
+    if isinstance(content, FileSettings):
+        content.forget(name)
+    *tables, last = name.split(".")
+    for table in tables:
+        inner = content.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise TransduceError(f"`{name}` stands in the table `{table}`, but that was given the value {inner!r}.")
+        content = inner
+    if not isinstance(value, Mapping):
+        content[last] = _plain(value)
+        return
+    content.setdefault(last, {})
+    for key, own in value.items():
+        put_setting(content, f"{last}.{key}", own)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, paths as texts."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value; what is none is taken as a string, so that quotes may be left out, but for a number as `.5`."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", text, re.ASCII | re.I) else text
+
+
+def make_settings(content: Mapping[str, Any]) -> Settings:
+    """Checks keys and types.
+
+    Raises:
+        TransduceError: a key that does not exist, with the nearest one that does; a value of the wrong type. What
+            `read_settings` has from a file comes with file and line.
+    """
+    try:
+        return _checked(content)
+    except TransduceError as error:
+        place = content.place(str(error)) if isinstance(content, FileSettings) else None
+        if place is None:
+            raise
+        raise TransduceError(f"{place}: {error}") from error
+
+
+def _checked(content: Mapping[str, Any]) -> Settings:
+    _refuse_unknown_keys(content, Settings, ())
+    _refuse_infinite(content, "")
+    try:
+        return msgspec.convert(dict(content), Settings)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, TransduceError):
+            raise error.__cause__ from None
+        _, _, place = str(error).partition(" - at `$.")
+        raise TransduceError(_wrong_value(place.partition("[")[0].rstrip("`").split("."), content)) from error
+
+
+def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
+    """A settings file could not keep what is infinite or no number."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            _refuse_infinite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise TransduceError(f"`{prefix}{name}` must be finite, but is {value}.")
+
+
+def _wrong_value(path: Sequence[str], content: Any) -> str:
+    hint: Any = Settings
+    for name in path:
+        hint = get_type_hints(struct_of(hint) or Settings)[name]
+        content = content[name]
+    wanted, said = _kinds(hint), str(content)
+    meant = _OTHER_NAMES.get(said.lower())
+    near = [meant] if meant in _names(hint) else difflib.get_close_matches(said, _names(hint), 1, 0.6)
+    suggestion = f": did you mean `{near[0]}`?" if near else "."
+    return f"`{'.'.join(path)}` must be {wanted}, but is `{said}`{suggestion}"
+
+
+def _kinds(hint: Any) -> str:
+    """What values a setting takes, in words."""
+    if struct_of(hint) is not None:
+        return "a table"
+    if get_origin(hint) in _UNIONS:
+        return " or ".join(dict.fromkeys(_kinds(inner) for inner in get_args(hint) if inner is not type(None)))
+    if names := _names(hint):
+        return "one of " + ", ".join(names)
+    if get_origin(hint) in (tuple, list):
+        count = "" if get_origin(hint) is list or ... in get_args(hint) else f" of {len(get_args(hint))}"
+        return f'a list{count}, such as ["a", "b"]'
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
+
+
+def _names(hint: Any) -> list[str]:
+    """The words that a setting chooses among."""
+    if get_origin(hint) is Literal:
+        return [str(name) for name in get_args(hint)]
+    return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
+
+
+def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
+    hints = get_type_hints(struct)
+    for key, value in content.items():
+        if key not in hints:
+            raise TransduceError(_unknown_key((*path, key, *_first_inside(value))))
+        inner = struct_of(hints[key])
+        if inner is not None and isinstance(value, Mapping):
+            _refuse_unknown_keys(value, inner, (*path, key))
+
+
+def _first_inside(value: Any) -> tuple[str, ...]:
+    """The first setting of a table that does not exist: its last word tells most about what was meant."""
+    if not isinstance(value, Mapping) or not value:
+        return ()
+    key, inner = next(iter(value.items()))
+    return (key, *_first_inside(inner))
+
+
+def _unknown_key(path: tuple[str, ...]) -> str:
+    name = ".".join(path)
+    known = list(setting_names())
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    same_word = [other for other in known if other.split(".")[-1] == path[-1]]
+    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in known], 1, 0.6)
+    alike = [other for other in known if other.split(".")[-1] in near_word]
+    suggestion = next(iter(same_word or near or alike), None)
+    hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
+    return f"There is no setting `{name}`: {hint}"
+
+
+def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
+    """All settings by their full names."""
+    for key, hint in get_type_hints(struct).items():
+        inner = struct_of(hint)
+        if inner is None:
+            yield prefix + key
+        else:
+            yield from setting_names(inner, f"{prefix}{key}.")
+
+
+def struct_of(hint: Any) -> type[msgspec.Struct] | None:
+    """The table of settings that a field of this type holds, or None."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    if get_origin(hint) in _UNIONS:
+        return next((s for s in map(struct_of, get_args(hint)) if s is not None), None)
+    return None

@@ -1,0 +1,95 @@
+"""Files that a model translates before a training begins: gone on with where something stopped it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from transduce.durable import file_sha256, write_file
+from transduce.errors import TransduceError
+from transduce.runtime.bulk import lines_at_once, portions, skip_lines
+from transduce.runtime.opening import load
+from transduce.runtime.resumable import ResumableFile
+from transduce.runtime.second_look import review
+from transduce.runtime.translator import Translator
+from transduce.tasks.run import RunRequest
+from transduce.text.files import read_lines
+from transduce.training.events import ProgressDisplay, format_duration
+
+_SECONDS_BETWEEN_REPORTS = 10.0
+
+
+class TranslatedFile(msgspec.Struct, frozen=True):
+    """A text, and the file that holds its translation, line by line."""
+
+    text: str
+    path: Path
+
+
+def translate_files(
+    files: Sequence[TranslatedFile], models: Sequence[Path], request: RunRequest, display: ProgressDisplay
+) -> None:
+    """Translates each file that is not finished; a doubtful translation is an empty line, which training leaves out.
+
+    Args:
+        files: what is to be translated.
+        models: the folders of the models that translate together, as the first one's says.
+        request: says where and how to compute.
+        display: tells how far it is.
+
+    Raises:
+        TransduceError: a model cannot be opened, or a file that was begun is of another text or another model.
+    """
+    translator: Translator | None = None
+    weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
+    for each in files:
+        with ResumableFile(each.path, options=msgspec.json.encode([each.text, *weights]), resume=True) as file:
+            text_sha256, note = file_sha256(Path(each.text)), each.path.with_name(f"{each.path.name}.text_sha256")
+            if file.is_finished:
+                _refuse_another_text(each, note, text_sha256)
+                continue
+            write_file(note, text_sha256.encode())
+            if translator is None:
+                translator = load(models, device=request.device, threads=request.threads)
+            _translate(translator, models[0], each.text, file, display)
+
+
+def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> None:
+    """Lines that were translated before must be those of the text now; of earlier versions nobody noted the text."""
+    if note.is_file() and note.read_text("ascii") != text_sha256:
+        raise TransduceError(
+            f"{file.path} was translated from another text than {file.text} holds now: name the text as it was, or "
+            f"delete {file.path} to translate it anew."
+        )
+
+
+def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
+    waiting = portions(read_lines(text, keep_undecodable=True), size=lines_at_once(str(translator.device)))
+    if file.progress.lines:
+        done, waiting = skip_lines(waiting, file.progress.lines)
+        file.skip(done)
+    file.open()
+    display.say(f"Translating {text}, from line {file.progress.lines + 1:,} on.")
+    started_at = reported_at = time.monotonic()
+    lines = left_out = 0
+    for portion in waiting:
+        written = list(_texts(translator, portion.lines))
+        lines, left_out = lines + len(written), left_out + written.count("")
+        file.append(portion.lines, "".join(f"{line}\n" for line in written))
+        if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
+            reported_at = time.monotonic()
+            display.say(f"{file.progress.lines:,} lines, {format_duration(reported_at - started_at)}")
+    file.finish()
+    display.say(
+        f"{lines:,} lines translated in {format_duration(time.monotonic() - started_at)}; {left_out:,} of them "
+        "doubtful or empty, and left out."
+    )
+    if 2 * left_out > lines:
+        display.say(f"warning: These are most of them: the model in {model} knows too little of such text.")
+
+
+def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
+    translations = translator.translate(lines, translator.search)
+    for translation, doubts in zip(translations, review(translator, translations), strict=True):
+        yield "" if doubts else translation.text

@@ -1,0 +1,161 @@
+"""`--teacher`: a model translates the sources first, and what it writes is learnt, in one command."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.runtime.opening import load
+from transduce.runtime.saving import save
+from transduce.runtime.translator import Translator
+from transduce.tasks import translated_files
+from transduce.tasks.distillation import TAUGHT
+from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
+from transduce.tasks.resume import read_stored
+from transduce.tasks.train import train
+from transduce.text.files import read_lines
+
+writing: Any = translated_files  # of which tests replace what it imports
+MADE = Path(TAUGHT) / "taught-1.en"
+
+
+@pytest.fixture
+def request_(toy_corpus: Path, trained: Path, tmp_path: Path) -> dict[str, Any]:
+    """600 sources of the toy corpus, one of which is no text."""
+    lines = [*list(read_lines(toy_corpus / "train.zh"))[:599], "..."]
+    (tmp_path / "text.zh").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
+    return {
+        "source": tmp_path / "text.zh",
+        "teacher": trained,
+        "out": tmp_path / "run",
+        "preset": "tiny",
+        "steps": 3,
+        "device": "cpu",
+        "threads": 1,
+        "settings": {"model.d_model": 32},
+    }
+
+
+@pytest.fixture(autouse=True)
+def undoubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher of so few steps writes what would be left out."""
+    monkeypatch.setattr(writing, "review", lambda _, translations: [()] * len(translations))
+
+
+def test_the_student_learns_what_the_teacher_writes(request_: dict[str, Any], trained: Path) -> None:
+    result = train(**request_)
+    assert result is not None
+    assert result.step == 3
+    out: Path = request_["out"]
+    student = load(out, device="cpu", threads=1)
+    assert (student.source_language, student.target_language) == ("zh", "en")
+    assert student.model.config.d_model == 32
+    data = read_stored(out / "settings.toml").data
+    assert (data.source, data.target) == ((str(request_["source"]),), (str(out / MADE),))
+    teacher = load(trained, device="cpu", threads=1)
+    sources, written = list(read_lines(request_["source"])), list(read_lines(out / MADE))
+    assert len(written) == len(sources) == 600
+    assert written[:20] == [each.text for each in teacher(sources[:20])]
+
+
+def test_several_teachers_translate_together(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+    other, first = tmp_path / "other", load(trained, precision="fp32", device="cpu", threads=1)
+    changed = copy.deepcopy(first.model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.5)
+    save(changed, other, tokenizer=first.tokenizer, languages=("zh", "en"))
+    train(**(request_ | {"teacher": [trained, other]}))
+    both = load([trained, other], device="cpu", threads=1)
+    sources, written = list(read_lines(request_["source"])), list(read_lines(request_["out"] / MADE))
+    assert written[:20] == [each.text for each in both(sources[:20])]
+    assert written[:20] != [each.text for each in load(trained, device="cpu", threads=1)(sources[:20])]
+
+
+def test_doubtful_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second one, say."""
+    monkeypatch.setattr(writing, "review", lambda _, translations: [(), ("doubt",)] * (len(translations) // 2))
+    train(**request_)
+    assert not any(list(read_lines(request_["out"] / MADE))[1::2])
+
+
+def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
+    request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(**request_)
+    out: Path = request_["out"]
+    shutil.move(out, tmp_path / "whole")
+    review, calls = writing.review, []
+
+    def stopping(translator: Translator, translations: Any) -> Any:
+        calls.append(len(translations))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return review(translator, translations)
+
+    monkeypatch.setattr(writing, "review", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(**request_)
+    assert calls == [512, 88]
+    with pytest.raises(TransduceError, match="holds a run already, which stopped before its own training: go on"):
+        train(**request_)
+    without = {name: value for name, value in request_.items() if name != "teacher"}
+    with pytest.raises(TransduceError, match="stopped before its own training: say `--teacher` as before"):
+        train(**without, resume=True)
+    train(**request_, resume=True)
+    assert calls == [512, 88, 88]
+    for name in (MADE, Path("model.safetensors"), Path("corpus") / "source.ids"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
+    train(**request_)
+    result = train(**(request_ | {"steps": 4}), resume=True)
+    assert result is not None
+    assert result.step == 4
+    result = train(out=request_["out"], steps=5, resume=True, device="cpu", threads=1)
+    assert result is not None
+    assert result.step == 5
+    with pytest.raises(TransduceError, match="holds a run already"):
+        train(**request_)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "language-model"}, "`data.teacher` means nothing where `task.kind` is language"),
+        ({"source": "pairs.tsv"}, "translates files of sentences, a sentence a line: name them with --source"),
+        ({"source": None}, "translates files of sentences, a sentence a line: name them with --source"),
+        ({"source": "nowhere.zh"}, r"nowhere.zh does not exist: `data.source` names what the teacher"),
+        ({"target": "text.en"}, r"writes what is learnt, in place of `data.target`: leave one of them out"),
+        ({"teacher": "nowhere"}, "nowhere"),
+        ({"monolingual": "alone.en"}, "`data.monolingual` and `data.teacher` are for a run each"),
+        ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
+        ({"dry_run": True}, "`--dry-run` tells what follows from the text, which the teacher is yet to write"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_translated(
+    changes: dict[str, Any], message: str, request_: dict[str, Any]
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(**(request_ | changes))
+    assert not request_["out"].exists()
+
+
+def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TransduceError, match="is for one process: translate first"):
+        train(**request_)
+    assert not request_["out"].exists()
+
+
+def test_a_prepared_corpus_has_no_teacher(request_: dict[str, Any], tmp_path: Path) -> None:
+    data = {name: [str(request_[name])] for name in ("source", "teacher")}
+    request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
+    with pytest.raises(TransduceError, match=r"`data.teacher` is for `transduce train` .*: leave it out"):
+        prepare_corpus_folder(request)
+    assert not (tmp_path / "ahead").exists()
