@@ -58,6 +58,18 @@ def test_files_that_do_not_belong_together_are_refused(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_text_that_is_too_long_is_told_with_its_file_and_line(
+    capsys: Capture, trained: Path, tmp_path: Path, side: str
+) -> None:
+    files = {name: tmp_path / f"{name}.txt" for name in ("source", "target")}
+    for name, path in files.items():
+        path.write_text("我\n" + ("我 " * 2000 if name == side else "我") + "\n", "utf-8")
+    named = [each for name, path in files.items() for each in (f"--{name}", str(path))]
+    assert main(["score", str(trained), *named, *COMPUTING]) == 2
+    assert capsys.readouterr().err.startswith(f"transduce: {files[side]}:2: A {side} must have at most")
+
+
 @pytest.mark.parametrize("penalty", ["-3", "nan"])
 def test_a_length_penalty_out_of_range_is_refused(capsys: Capture, trained: Path, penalty: str) -> None:
     files = ["--source", "nowhere.zh", "--target", "nowhere.en"]

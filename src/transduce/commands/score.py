@@ -6,7 +6,8 @@ import math
 import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
-from transduce.runtime.scoring import Score
+from transduce.errors import TransduceError
+from transduce.runtime.scoring import Score, TooLongError
 from transduce.search.settings import SearchSettings
 from transduce.text.counted import counted
 
@@ -55,7 +56,10 @@ def run(options: argparse.Namespace) -> int:
     SearchSettings(length_penalty=options.length_penalty)  # refuses what is out of range
     sources, targets = read_side_by_side(options.source, options.target)
     translator = load_translator(options.model, options)
-    scores = translator.score(sources, targets, length_penalty=options.length_penalty)
+    try:
+        scores = translator.score(sources, targets, length_penalty=options.length_penalty)
+    except TooLongError as error:
+        raise TransduceError(f"{vars(options)[error.side]}:{error.number}: {error}") from error
     summary = summarize(scores, options.length_penalty, translator.precision)
     write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
     return 0

@@ -6,6 +6,7 @@ Legend: B sentences of a batch, T target length, N target positions, V vocabular
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import torch
@@ -25,6 +26,15 @@ from transduce.text.vocabulary import Vocabulary
 MOST_PIECES = 1024  # of a side: attention over more would take too much memory
 _BATCH_PIECES = 4096
 _CHUNK_ELEMENTS = 1 << 24  # logits at a time: 64 MB
+
+
+class TooLongError(TransduceError):
+    """A text is too long to be scored."""
+
+    def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
+        """`number` counts the texts of the side from 1."""
+        super().__init__(rule)
+        self.side, self.number = side, number
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -74,7 +84,7 @@ def score_translations(
         longest: pieces beyond which search cuts a source, where figures shall be those of search.
 
     Raises:
-        TransduceError: their numbers differ, or one is too long.
+        TransduceError: their numbers differ, or one is too long (`TooLongError`).
     """
     sources, targets = as_pairs(sources, targets)
     open_ids = tokenizer.source.encode_batch(sources)
@@ -82,8 +92,8 @@ def score_translations(
     source_ids = [tokenizer.source.closed(ids) for ids in open_ids]
     forced = _forced_pieces(tokenizer.target, generate)
     target_ids = [_begun(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
-    for name, rows in (("source", source_ids), ("target", target_ids)):
-        _check_lengths(name, rows)
+    _check_lengths("source", source_ids)
+    _check_lengths("target", target_ids)
     values: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
         for numbers in _batches(source_ids, target_ids):
@@ -133,18 +143,22 @@ def _begun(forced: tuple[int, ...], ids: list[int]) -> list[int]:
 def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
     for number, ids in enumerate(rows, 1):
         if longest is not None and len(ids) > longest:
-            raise TransduceError(
+            raise TooLongError(
                 f"A source must have at most {longest:,} pieces to be scored, as translating cuts longer ones, but "
-                f"number {number} has {len(ids):,}: cut it into sentences, each with its translation."
+                f"number {number} has {len(ids):,}: cut it into sentences, each with its translation.",
+                "source",
+                number,
             )
 
 
-def _check_lengths(name: str, rows: Sequence[Sequence[int]]) -> None:
+def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[int]]) -> None:
     for number, ids in enumerate(rows, 1):
         if len(ids) > MOST_PIECES:
-            raise TransduceError(
-                f"A {name} must have at most {MOST_PIECES} pieces to be scored, but number {number} has {len(ids):,}: "
-                "cut it into sentences."
+            raise TooLongError(
+                f"A {side} must have at most {MOST_PIECES} pieces to be scored, but number {number} has {len(ids):,}: "
+                "cut it into sentences.",
+                side,
+                number,
             )
 
 
