@@ -56,3 +56,19 @@ def test_without_our_tokenizer_it_is_told_what_to_copy(saved_again: Path, tmp_pa
     assert "was saved by Hugging Face's library, which keeps no manifest: bring it in by" in capsys.readouterr().err
     with pytest.raises(TransduceError, match="holds a model of transduce already"):
         import_model_folder(saved_again / "exported", tmp_path / "back")
+
+
+def test_what_was_saved_in_place_is_told_so_and_comes_back(
+    saved_again: Path, trained: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(trained, place)
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(saved_again / "saved" / name, place)
+    assert main(["translate", str(place), "--threads", "1"]) == 2
+    told = f"{place} was saved by Hugging Face's library, which keeps no manifest: bring it in by `transduce import"
+    assert told in capsys.readouterr().err
+    report = import_model_folder(place, tmp_path / "back")
+    assert (report.source_language, report.target_language) == ("zh", "en")
+    assert (tmp_path / "back" / "settings.toml").read_bytes() == (trained / "settings.toml").read_bytes()
+    transduce.load(tmp_path / "back", task="translation", precision="fp32", device="cpu", threads=1)

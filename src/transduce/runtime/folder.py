@@ -152,8 +152,8 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
 
 
 def was_saved_again(folder: Path) -> bool:
-    """Whether Hugging Face's library opened an exported model and saved it: its files are there, and no manifest."""
-    if (folder / MANIFEST).exists() or not (folder / CONFIG).is_file():
+    """Whether Hugging Face's library opened a model of ours and saved it: elsewhere, or in place of what was there."""
+    if not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
     return "transduce" in content and "transformers_version" in content
@@ -161,6 +161,8 @@ def was_saved_again(folder: Path) -> bool:
 
 def read_saved_again(folder: Path) -> ModelFolder[Model]:
     """Reads such a folder. The tokenizer is ours, whose files are not saved there.
+
+    Of a manifest that was there before, which the files are no longer those of, the languages are taken.
 
     Raises:
         TransduceError: they were not copied, or the folder is damaged.
@@ -173,8 +175,13 @@ def read_saved_again(folder: Path) -> ModelFolder[Model]:
         )
     config = _read_config(folder)
     model: Model = _read_model(folder, config, build_model)
+    before = _read_manifest(folder) if (folder / MANIFEST).exists() else None
     manifest = Manifest(
-        format_version=FORMAT_VERSION, versions={}, source_language=None, target_language=None, sha256={}
+        format_version=FORMAT_VERSION,
+        versions={},
+        source_language=before.source_language if before else None,
+        target_language=before.target_language if before else None,
+        sha256={},
     )
     return ModelFolder(model, _read_tokenizer(folder, config), manifest)
 
@@ -195,7 +202,8 @@ def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], 
     """The model of a folder that transduce wrote, and the manifest."""
     if was_saved_again(folder):
         raise TransduceError(
-            f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by `transduce import`."
+            f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
+            f"`transduce import {folder} OUT`."
         )
     manifest = _read_checked_manifest(folder)
     return _read_model(folder, config, build), manifest

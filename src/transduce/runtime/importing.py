@@ -40,8 +40,8 @@ def import_model_folder(
 ) -> ImportReport:
     """Writes a Hugging Face model as a folder of ours: weights, configuration, tokenizer, and how it was searched.
 
-    A model of ours that was exported there, opened and saved comes back the same way, once our tokenizer's files are
-    copied beside it.
+    A model of ours that was opened there and saved comes back the same way, once our tokenizer's files are copied
+    beside it; where it was saved in place, they are there.
 
     Where a class there computes the model, the tokenizer's own files stand beside ours.
 
@@ -60,10 +60,12 @@ def import_model_folder(
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
     if is_own:
-        content, languages = read_saved_again(folder), (source_language, target_language)
+        content = read_saved_again(folder)
     else:
         content = with_languages(read_any_model_folder(folder), source_language, target_language)
-        languages = (content.manifest.source_language, content.manifest.target_language)
+    languages = (content.manifest.source_language, content.manifest.target_language)
+    if is_own:  # which tags of no tokenizer name
+        languages = (source_language or languages[0], target_language or languages[1])
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
     kept = read_kept_files(folder, languages) if has_class and not is_own else {}
