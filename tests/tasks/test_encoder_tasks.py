@@ -240,6 +240,9 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     assert main(["classify", model, files["dev_source"], *mistaken, *COMPUTING]) == 2
     assert "is no label of this model, nor is any other line: its labels are" in capsys.readouterr().err
     assert not (tmp_path / "none.txt").exists()
+    unseen = ["--labels", files["dev_target"], "--probabilities"]
+    assert main(["classify", model, files["dev_source"], *unseen, *COMPUTING]) == 2
+    assert "`--probabilities` stand behind labels, but `--labels` prints none" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who sings? The cow eats, 7\n")))
     assert main(["classify", model, "--probabilities", "2", *COMPUTING]) == 0
     columns = capsys.readouterr().out.strip().split("\t")

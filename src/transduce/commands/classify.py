@@ -56,6 +56,11 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
     if options.json and not options.labels:
         raise TransduceError("`--json` is the report on `--labels`: name the right labels too, or leave it out.")
+    if options.probabilities and options.labels and not options.output:
+        raise TransduceError(
+            "`--probabilities` stand behind labels, but `--labels` prints none: name a file for them by `--output`, or "
+            "leave one out."
+        )
     classifier = load_classifier(
         options.model, precision=options.precision, device=options.device, threads=options.threads
     )

@@ -63,6 +63,11 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("`--json` is the report on `--reference`: name a treebank too, or leave it out.")
     if options.reference and options.text:
         raise TransduceError(f"--reference brings its own sentences, but {options.text} is named too: leave one out.")
+    if options.pretty and options.reference and not options.output:
+        raise TransduceError(
+            "`--pretty` draws trees, but `--reference` prints none: name a file for them by `--output`, or leave one "
+            "out."
+        )
     parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
     if options.beam_size is not None:
         parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
