@@ -55,6 +55,13 @@ def test_lengths_count_the_start_symbol_as_theirs_did(pipe: TranslationPipeline)
     assert pieces(min_length=natural + 4, num_beams=1) >= natural + 2
 
 
+def test_a_greatest_length_leaves_the_beginning_of_a_text_and_not_nothing(
+    pipe: TranslationPipeline, toy_corpus: Path
+) -> None:
+    sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:-1]
+    assert {"translation_text": ""} not in pipe(sentences, max_new_tokens=2, num_beams=16)
+
+
 def test_runs_of_pieces_do_not_come_twice(pipe: TranslationPipeline) -> None:
     (answer,) = pipe(SENTENCES[0] * 3, no_repeat_ngram_size=1, return_tensors=True, num_beams=1)
     ids = answer["translation_token_ids"]

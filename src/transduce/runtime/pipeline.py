@@ -16,6 +16,7 @@ from transduce.given import as_text, as_texts, as_whole
 from transduce.runtime.opening import load
 from transduce.runtime.translation import Translation
 from transduce.runtime.translator import Translator
+from transduce.search.forced import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 
@@ -103,8 +104,7 @@ class TranslationPipeline:
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )
-        sentences = as_texts(inputs)
-        found = self.translator.translate(sentences, search)
+        found = self._translate(as_texts(inputs), search)
         answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in found]
         if isinstance(inputs, str):
             return answers[0]
@@ -114,6 +114,22 @@ class TranslationPipeline:
         return msgspec.structs.replace(
             self.translator.search, **{name: value for name, value in said.items() if value is not None}
         )
+
+    def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
+        """As the translator does, but for texts of which a greatest length would leave nothing.
+
+        Search prefers what has ended, even if that is no text at all, to the beginning of one; to transformers the
+        better score counts alone.
+        """
+        found = self.translator.translate(sentences, search)
+        empty = [number for number, each in enumerate(found) if sentences[number].strip() and not each.text]
+        if empty and search.max_length is not None and search.generate is None:
+            never_written = tuple(self.translator.models[0].config.never_written)
+            theirs = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
+            again = self.translator.translate([sentences[number] for number in empty], theirs)
+            for number, other in zip(empty, again, strict=True):
+                found[number] = other
+        return found
 
     def _answers(self, translation: Translation, *, return_text: bool, return_tensors: bool) -> list[Answer]:
         answers: list[Answer] = []
