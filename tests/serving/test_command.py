@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from transduce.commands.main import build_parser, main
-from transduce.commands.serve import serving_settings
+from transduce.commands.serve import load_models, serving_settings
 from transduce.errors import TransduceError
 from transduce.runtime.opening import load
 from transduce.runtime.remembering import remember
@@ -181,6 +181,14 @@ def test_a_glossary_of_no_served_model_is_told(
     assert (
         "A glossary must be a served model's, but none translates fr → en: say the languages of one that does" in said
     )
+
+
+def test_a_glossary_belongs_to_a_model_whose_languages_are_spelt_otherwise(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("鱼\tfish\n", encoding="utf-8")
+    options = build_parser("serve").parse([f"zh:en={trained}", "--glossary", f"zh-CN:EN={path}", "--threads", "1"])
+    (model,) = load_models(options)
+    assert model.glossary is not None
 
 
 def test_a_model_without_languages_is_told(translator: Translator) -> None:

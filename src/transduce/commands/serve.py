@@ -20,6 +20,7 @@ from transduce.inspection.sentence import inspect_sentence
 from transduce.runtime.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
+from transduce.serving.languages import canonical
 from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
 from transduce.serving.models import ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
@@ -158,7 +159,8 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
         model = ServedModel(translator, search=search, languages=languages, profiles=profiles)
-        model.use(glossaries.pop(None, None) or glossaries.pop((model.source_language, model.target_language), None))
+        pair = canonical(model.source_language), canonical(model.target_language)
+        model.use(glossaries.pop(None, None) or glossaries.pop(pair, None))
         models.append(model)
     if glossaries:
         raise TransduceError(
@@ -169,14 +171,15 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
-    """The glossaries by their languages, None where nothing is said of them.
+    """The glossaries by the canonical codes of their languages, None where nothing is said of them.
 
     Raises:
         TransduceError: one cannot be read, or it is not clear whose it is.
     """
     found: dict[tuple[str, str] | None, Glossary] = {}
     for said in named:
-        languages, path = parse_model(said)
+        pair, path = parse_model(said)
+        languages = pair and (canonical(pair[0]), canonical(pair[1]))
         if languages in found or (None in (languages, *found) and len(named) > 1) or (languages is None and models > 1):
             raise TransduceError(
                 f"Each model has one glossary, but it is not clear whose `{said}` is: say its languages, as in "
