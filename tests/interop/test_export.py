@@ -247,7 +247,7 @@ def test_a_wrong_export_is_refused_and_nothing_stays(
     need(form)
     spoil(monkeypatch)
     with pytest.raises(TransduceError, match=message):
-        export(trained, tmp_path / "out", to=form, quantization=quantization, threads=1)
+        export(trained, tmp_path / "new" / "out", to=form, quantization=quantization, threads=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -295,8 +295,16 @@ def test_nothing_is_overwritten(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(TransduceError, match=r"makes a new folder, but .*out exists: name another"):
         export(trained, tmp_path / "out", to="onnx", threads=1)
-    with pytest.raises(TransduceError, match="there is no folder"):
-        export(trained, tmp_path / "no" / "out", to="onnx", threads=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(TransduceError, match=r"file/out cannot be written \(Not a directory\): name another folder"):
+        export(trained, tmp_path / "file" / "out", to="onnx", threads=1)
+
+
+def test_folders_above_the_new_one_are_made(trained: Path, tmp_path: Path) -> None:
+    need("huggingface")
+    export(trained, tmp_path / "some" / "new" / "out", to="huggingface", threads=1)
+    assert (tmp_path / "some" / "new" / "out" / "config.json").exists()
+    assert [path.name for path in (tmp_path / "some" / "new").iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Models out to other programs: made in a folder aside, run, compared with the model, and only then named."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -77,7 +77,7 @@ def export(
 
     Args:
         folder: a model folder.
-        out: a new folder.
+        out: a new folder; those above it are made too.
         to: ctranslate2, onnx or huggingface.
         quantization: how weights are stored, for CTranslate2: float32 (None), int8, float16, …
         sources: texts to compare on; where nothing is said, the dev set of the run, its text, or random pieces.
@@ -191,18 +191,25 @@ class _Export:
 # --- all or nothing ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def _folder_aside(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, which is gone afterwards unless it was given another name."""
-    if not out.parent.is_dir():
-        raise TransduceError(f"{out} cannot be written: there is no folder {out.parent}.")
+    """An empty folder beside `out`, which is gone afterwards unless it was given another name; so are the parents that
+    were made for it.
+    """
     aside = out.with_name(f".partial-{out.name}")
+    made = [parent for parent in out.parents if not parent.exists()]  # the innermost first
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
     try:
         yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # one holds the export, or what somebody else has put there
+            for parent in made:
+                parent.rmdir()
 
 
 def _put(aside: Path, out: Path) -> None:
