@@ -1,6 +1,7 @@
 """How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -9,11 +10,11 @@ from transduce.tasks.preparation_bar import PreparationBar
 
 
 def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((100.0, 101.0, 116.0, 120.0, 132.0))
-    monkeypatch.setattr("transduce.tasks.preparation_bar.time.monotonic", lambda: next(times))
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), width=80)
     with PreparationBar(console, 40_000) as bar:
-        for read in (8_192, 16_384, 24_576, 32_768):
+        for now[0], read in ((101.0, 8_192), (116.0, 16_384), (120.0, 24_576), (132.0, 32_768)):
             bar(read)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().split("\n") == [

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -10,9 +9,8 @@ import msgspec
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_report
 from transduce.errors import TransduceError
 from transduce.runtime.remembering import MOST_PIECES, Memory, remember
+from transduce.runtime.report_clock import ReportClock
 from transduce.text.counted import counted
-
-_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +90,10 @@ def _report(memory: Memory) -> Report:
 
 def _teller(pairs: int) -> Callable[[int], None]:
     """Says at times how many are done."""
-    told_at = time.monotonic()
+    clock = ReportClock()
 
     def tell(done: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _SECONDS_BETWEEN_REPORTS:
-            told_at = time.monotonic()
+        if clock.is_due():
             sys.stderr.write(f"{done:,} of {pairs:,} pairs\n")
 
     return tell

@@ -5,7 +5,6 @@ import codecs
 import contextlib
 import io
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from transduce.durable import file_sha256, is_no_file, naming
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
 from transduce.runtime.machine import detect_machine
+from transduce.runtime.report_clock import ReportClock
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.search_defaults import read_longest_source
 from transduce.runtime.second_look import look_again
@@ -41,7 +41,6 @@ from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, TermTally
 
-_SECONDS_BETWEEN_REPORTS = 10.0
 _MOST_DAMAGED = 5  # lines that are told one by one
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
 _OTHER_CONTENT = (
@@ -260,17 +259,14 @@ def _write(
     elif options.resume:
         sys.stderr.write("Nothing was saved to go on with, so this starts at the first line.\n")
     file.open()
-    started_at = reported_at = time.monotonic()
-    before = file.progress.lines
+    clock, before = ReportClock(), file.progress.lines
     for portion, text in translated(options, folders, job, waiting):
         file.append(portion.lines, text)
-        if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
-            reported_at = time.monotonic()
-            rate = (file.progress.lines - before) / (reported_at - started_at)
+        if clock.is_due():
+            rate = (file.progress.lines - before) / clock.elapsed_seconds
             sys.stderr.write(f"{counted(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n")
     file.finish()
-    elapsed_seconds = time.monotonic() - started_at
-    sys.stderr.write(f"{counted(file.progress.lines, 'line')} in {file.path}, {elapsed_seconds:.1f} s\n")
+    sys.stderr.write(f"{counted(file.progress.lines, 'line')} in {file.path}, {clock.elapsed_seconds:.1f} s\n")
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:

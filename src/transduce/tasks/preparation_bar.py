@@ -1,9 +1,9 @@
 """How far the preparation of a corpus is: a bar on a terminal, a line now and then elsewhere."""
 
-import time
-
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from transduce.runtime.report_clock import ReportClock
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -15,7 +15,7 @@ class PreparationBar:
         """``pairs`` there are in all, where that is known."""
         self._console = console
         self._pairs = pairs
-        self._started_at = self._said_at = time.monotonic()
+        self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
         columns = (TextColumn("{task.fields[text]}"), BarColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("prepare", total=pairs, text="preparing the corpus")
@@ -29,11 +29,9 @@ class PreparationBar:
 
     def __call__(self, read: int) -> None:
         """So many pairs were read."""
-        now = time.monotonic()
-        text = f"{self._of(read)} pairs · {read / max(now - self._started_at, 1e-9):,.0f} pairs/s"
+        text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
-        if not self._console.is_terminal and now - self._said_at >= _SECONDS_BETWEEN_LINES:
-            self._said_at = now
+        if not self._console.is_terminal and self._clock.is_due():
             self._console.print(f"prepared {text}", markup=False, soft_wrap=True)
 
     def _of(self, read: int) -> str:
