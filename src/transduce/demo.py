@@ -6,11 +6,14 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from transduce.errors import TransduceError
 from transduce.inspection.attention import attention_maps, word_attention
 from transduce.inspection.terminal import draw_attention
 from transduce.runtime.opening import load
 from transduce.runtime.translator import Translator
+from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.settings import read_settings
 from transduce.text.demo_grammar import AlignedPair, generate
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
@@ -52,10 +55,13 @@ def demo(
 
     Returns:
         How many held-out sentences came out exactly right.
+
+    Raises:
+        TransduceError: an option is out of its range, or the folder holds a run that is no demonstration.
     """
     out, console = Path(out).resolve(), Console(highlight=False)
-    corpus = generate()
-    text = out.with_name(f"{out.name}-text")
+    refuse_other_run(out)
+    corpus, text = generate(), _text_of(out)
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
         _write_text(text, name, pairs)
     console.print(
@@ -81,6 +87,26 @@ def demo(
     return DemoResult(str(out), exact, len(corpus.test), seconds)
 
 
+def refuse_other_run(out: Path) -> None:
+    """Lets nothing be done to a run that is no demonstration.
+
+    Raises:
+        TransduceError: there is one in the folder.
+    """
+    settings, own = out / SETTINGS_FILE, _sources(_text_of(out.resolve()))
+    if settings.is_file() and read_settings(settings).get("data", {}).get("source") != own:
+        raise TransduceError(f"{out} holds a run that is no demonstration: name another folder with --out.")
+
+
+def _text_of(out: Path) -> Path:
+    """The folder of a demonstration's text."""
+    return out.with_name(f"{out.name}-text")
+
+
+def _sources(text: Path) -> list[str]:
+    return [str(text / "train.zh")]
+
+
 def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = list(pairs)
@@ -94,7 +120,7 @@ def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, ob
     return {
         "preset": "tiny",
         "data": {
-            "source": [str(text / "train.zh")],
+            "source": _sources(text),
             "target": [str(text / "train.en")],
             "dev_source": [str(text / "dev.zh")],
             "dev_target": [str(text / "dev.en")],

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from transduce.commands.main import VERBS, main
+from transduce.demo import refuse_other_run
 from transduce.runtime.translator import Translator
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -333,6 +334,7 @@ def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(captured.out)["sentences"] == 1000
     assert "A hand-written grammar made" in captured.err
     assert 'precision = "fp32"' in (tmp_path / "demo" / "settings.toml").read_text("utf-8")
+    refuse_other_run(tmp_path / "demo")
 
 
 def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> None:
@@ -358,6 +360,17 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
     assert main(["demo", "--again", "--out", str(tmp_path)]) == 2
     assert "`--again` removes a run, but " in capsys.readouterr().err
     assert (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--again"]])
+def test_a_demonstration_touches_no_other_run(
+    capsys: Capture, trained: Path, tmp_path: Path, options: list[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "mine")
+    assert main(["demo", "--out", str(tmp_path / "mine"), *options]) == 2
+    assert "mine holds a run that is no demonstration: name another folder with --out." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

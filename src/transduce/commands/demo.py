@@ -7,7 +7,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from transduce.commands.options import add_computing, check_folder, check_writable, write_report
-from transduce.demo import STEPS, demo
+from transduce.demo import STEPS, demo, refuse_other_run
 from transduce.errors import TransduceError
 from transduce.tasks.new_run import SETTINGS_FILE
 
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _remove_run(folder: Path) -> None:
-    """Removes a folder that a run made, and no other."""
+    """Removes a folder that a demonstration made, and no other."""
     if folder.exists() and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(f"`--again` removes a run, but {folder} holds none: name another folder with --out.")
+    refuse_other_run(folder)
     shutil.rmtree(folder, ignore_errors=True)
