@@ -373,6 +373,12 @@ def test_a_demonstration_touches_no_other_run(
     assert (tmp_path / "mine" / "model.safetensors").exists()
 
 
+def test_a_default_that_is_no_value_is_not_shown(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["classify", "--help"])
+    assert "(default: 0)" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("verb", "options", "name"),
     [

@@ -55,7 +55,7 @@ def test_evaluate_with_a_glossary_says_so(
     assert main(["evaluate", str(trained), *options, "--json", str(report), "--output", str(output)]) == 0
     assert json.loads(report.read_text("utf-8"))["decoding"]["glossary"] == str(terms)
     assert "milk" in output.read_text("utf-8")
-    assert "glossary: 1 terms in the sources, 1 of them in the translations\n" in capsys.readouterr().err
+    assert "glossary: 1 term in the sources, 1 of them in the translations\n" in capsys.readouterr().err
 
 
 def test_other_ways_to_count_and_to_search(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_where_there_is_no_room_the_line_is_told(
     options = ["--glossary", str(terms), "--max-length", "1", "--output", str(out), *COMPUTING]
     assert main(["translate", str(trained), str(file), *options]) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "glossary: 1 terms in the sources, 0 of them in the translations; missing"
+    assert told[0] == "glossary: 1 term in the sources, 0 of them in the translations; missing"
     assert told[1] == "  line 2: `茶` as `the water` or `apples`"
     assert len(out.read_text("utf-8").splitlines()) == 2
 

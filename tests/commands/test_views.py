@@ -194,9 +194,9 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["masks", "--warmup", "5"], "`transduce plot masks` has no use for --warmup"),
-        (["attention", "model"], "takes MODEL SENTENCE, but 1 were given"),
-        (["positions", "x"], "takes no arguments, but 1 were given"),
-        (["training"], "takes RUN..., but 0 were given"),
+        (["attention", "model"], "takes MODEL SENTENCE, but was given 1 argument:"),
+        (["positions", "x"], "takes no arguments, but was given 1 argument:"),
+        (["training"], "takes RUN..., but was given 0 arguments:"),
         (["lengths", "x"], "give --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),

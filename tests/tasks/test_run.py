@@ -199,7 +199,7 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
 def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tmp_path: Path) -> None:
     short = write_lines("short.en", ["one", "two"])
     with pytest.raises(
-        TransduceError, match=r"must correspond line by line, but .*train\.zh has 1000 lines and .* has 2"
+        TransduceError, match=r"must correspond line by line, but .*train\.zh has 1,000 lines and .* has 2"
     ):
         train(out=tmp_path / "model", source=toy_corpus / "train.zh", target=short)
     assert not (tmp_path / "model").exists()

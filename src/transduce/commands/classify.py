@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_number_of_labels,
         nargs="?",
         const=-1,
-        default=0,
         metavar="N",
         help="after each label its probability, and the next ones up to N labels; all where N is not said",
     )
@@ -101,7 +100,7 @@ def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classi
         yield from classifier(block)
 
 
-def line_of(found: Classification, shown: int) -> str:
+def line_of(found: Classification, shown: int | None) -> str:
     """A label, or labels with their probabilities, tabs between them."""
     if not shown:
         return found.label

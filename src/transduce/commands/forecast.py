@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.commands.options import check_writable, or_standard, write_report
+from transduce.commands.options import add_place, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output
 from transduce.data.series_files import read_table
 from transduce.data.series_scale import Numbers
@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--season", type=int, metavar="N", help="with --score: points of a season, which the errors are compared with")
     add("--output", metavar="FILE", type=or_standard, help="write the table here")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
-    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    add(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
-    )
+    add_place(parser)
     add("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 

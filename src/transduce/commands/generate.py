@@ -46,7 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, metavar="P", help="draw among the likeliest pieces that reach P together (1)")
     add("--seed", type=int, metavar="N", help="the same seed draws the same texts (1)")
     add("--greedy", action="store_true", help="always the likeliest piece, in place of drawing")
-    add("--beam-size", type=int, default=0, metavar="N", help="search with so many hypotheses, in place of drawing")
+    add(
+        "--beam-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="hypotheses of a search in place of drawing; 0: draw",
+    )
     add("--length-penalty", type=float, metavar="ALPHA", help="of the beam: greater favours longer lines (0)")
     add("--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may")
     add(

@@ -93,7 +93,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--max-length",
         type=int,
         metavar="N",
-        help="at most so many new pieces; source pieces + 50 where nothing is said",
+        help="at most so many new pieces, end symbol included; else as the folder says, mostly source pieces + 50",
     )
     parser.add_argument("--min-length", type=int, metavar="N", help="at least so many new pieces")
     parser.add_argument("--no-repeated-ngrams", type=int, metavar="N", help="no run of N pieces comes twice; 0: it may")

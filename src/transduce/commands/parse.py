@@ -49,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sentences, one a line, words separated by spaces; else standard input",
     )
     add("--pretty", action="store_true", help="draw each tree on several lines, with an empty line after it")
-    add("--beam-size", type=int, metavar="N", help="hypotheses kept at each step; 1 is greedy; as the folder says")
+    add(
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="hypotheses kept at each step; 1 is greedy; else as the model's folder says",
+    )
     add("--reference", metavar="TREEBANK", help="parse its sentences and report the brackets, print no trees")
     add("--output", metavar="FILE", type=or_standard, help="write the trees here")
     add("--json", metavar="PATH", help="with --reference: write the report as JSON; - for standard output")

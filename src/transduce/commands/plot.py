@@ -12,6 +12,7 @@ from transduce.errors import TransduceError
 from transduce.inspection.charts import Chart
 from transduce.inspection.plots_files import SUFFIXES, check_picture, save_chart
 from transduce.inspection.plots_terminal import draw_chart
+from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
@@ -102,7 +103,8 @@ def _check_options(options: argparse.Namespace) -> None:
     least = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
     if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
         raise TransduceError(
-            f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but {len(options.items)} were given."
+            f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but was "
+            f"given {counted(len(options.items), 'argument')}: see `transduce plot --help`."
         )
     for name in ("length", "steps"):
         if vars(options)[name] < 1:

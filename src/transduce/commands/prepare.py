@@ -13,6 +13,7 @@ from transduce.commands.options import check_folder, check_writable, write_repor
 from transduce.errors import TransduceError
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import (
+    PREPARED_KINDS,
     PrepareRequest,
     merge_shards,
     parse_shard,
@@ -41,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings, such as the one to train with")
-    add("--task", choices=tuple(KINDS), metavar="KIND", help="what will be learnt; translation where nothing is said")
+    add(
+        "--task",
+        choices=tuple(KINDS),
+        metavar="KIND",
+        help=f"what will be learnt: {', '.join(PREPARED_KINDS)}; translation where nothing is said",
+    )
     add(
         "--source",
         nargs="+",

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="+",
         help="a model folder; several with one vocabulary translate together. A name behind them that is no folder is "
-        "the text, a sentence a line; standard input where there is none",
+        "the file of the text, a sentence a line; standard input where there is none",
     )
     parser.add_argument(
         "--n-best",

@@ -104,10 +104,10 @@ class ServedModel:
 
 
 def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
-    """A model as it is named on the command line: FOLDER, or SOURCE:TARGET=FOLDER.
+    """A model, or what belongs to one, as it is named on the command line: PATH, or SOURCE:TARGET=PATH.
 
     Raises:
-        TransduceError: what stands before the folder are not two languages.
+        TransduceError: what stands before the path are not two languages.
     """
     languages, equals, folder = said.rpartition("=")
     if not equals or Path(said).exists():
@@ -115,6 +115,7 @@ def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
     source, _, target = languages.partition(":")
     if not source or not target or not folder:
         raise TransduceError(
-            f"A model must be a folder, or two languages and a folder as in zh:en=models/mine, but is `{said}`."
+            f"What is named by a path may have two languages before it, as in zh:en=models/mine, but here is `{said}`: "
+            "write both, or the path alone."
         )
     return (source, target), Path(folder)

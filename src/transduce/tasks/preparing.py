@@ -40,6 +40,8 @@ from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
 
 PARTS_FOLDER = "parts"
+PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
+"""The tasks whose corpora can be made ahead."""
 _TOKENIZER_CARD = "tokenizer_settings.json"
 _A_PREPARED_CORPUS = "a prepared corpus"
 
@@ -254,10 +256,9 @@ def _understand(request: PrepareRequest) -> _Wanted:
     settings = make_settings(request.settings)
     kind = kind_of(settings.task.kind)
     if not isinstance(kind, TextKind) or not kind.may_be_prepared:
-        ready = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
         raise TransduceError(
             f"`task.kind` is {settings.task.kind}, whose corpus is made when training begins: prepare one for "
-            f"{', '.join(ready)}, or train without."
+            f"{', '.join(PREPARED_KINDS)}, or train without."
         )
     data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
     settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)

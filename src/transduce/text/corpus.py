@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.counted import counted
 from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, is_decodable, read_lines
 from transduce.text.vocabulary import without_lone_surrogates
 
@@ -240,13 +241,9 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
         else "find the line that is missing."
     )
     return TransduceError(
-        f"Source and target must correspond line by line, but {source} has {_lines(source_lines)} and "
-        f"{target} has {target_lines}: {remedy}"
+        f"Source and target must correspond line by line, but {source} has {counted(source_lines, 'line')} "
+        f"and {target} has {target_lines:,}: {remedy}"
     )
-
-
-def _lines(count: int) -> str:
-    return "1 line" if count == 1 else f"{count} lines"
 
 
 def _empty(path: str) -> TransduceError:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.mentions import as_compared, is_whole, mentions
 
@@ -146,5 +147,5 @@ class TermTally:
         there = self.terms - len(self.missing)
         shown = "".join(f"\n  line {number:,}: {term}" for number, term in self.missing[:MOST_SHOWN])
         more = f"\n  and {len(self.missing) - MOST_SHOWN:,} more" if len(self.missing) > MOST_SHOWN else ""
-        counts = f"glossary: {self.terms:,} terms in the sources, {there:,} of them in the translations"
+        counts = f"glossary: {counted(self.terms, 'term')} in the sources, {there:,} of them in the translations"
         return f"{counts}{'; missing' if self.missing else ''}{shown}{more}"
