@@ -13,7 +13,7 @@ from transduce.runtime.opening import load
 from transduce.runtime.translator import Translator
 from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.run import RunRequest, train_run
-from transduce.tasks.settings import read_settings
+from transduce.tasks.settings import make_settings, read_settings
 from transduce.text.demo_grammar import AlignedPair, generate
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
@@ -62,6 +62,8 @@ def demo(
     out, console = Path(out).resolve(), Console(highlight=False)
     refuse_other_run(out)
     corpus, text = generate(), _text_of(out)
+    settings = _settings(text, seed, steps, precision)
+    make_settings(settings)  # refuses what is out of its range before anything is written
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
         _write_text(text, name, pairs)
     console.print(
@@ -71,7 +73,7 @@ def demo(
     )
     result = train_run(
         RunRequest(
-            settings=_settings(text, seed, steps, precision),
+            settings=settings,
             out=out,
             resume=out.exists(),
             device=device,

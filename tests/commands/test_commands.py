@@ -362,6 +362,12 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
     assert (tmp_path / "notes.txt").exists()
 
 
+def test_a_demonstration_that_cannot_be_leaves_nothing(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
+    assert capsys.readouterr().err == "transduce: `training.steps` must be greater than 0, but is 0.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("options", [[], ["--again"]])
 def test_a_demonstration_touches_no_other_run(
     capsys: Capture, trained: Path, tmp_path: Path, options: list[str]

@@ -134,6 +134,7 @@ def test_align_refuses_what_does_not_fit(
         (["--source-words", short], "have the same number of lines, but"),
         (["--heads", short], "does not hold chosen heads"),
         (["--known", str(texts["source"])], "line 1, says `我买鱼。`"),
+        (["--source-words", str(texts["known"])], "known, line 1: Words must stand in their sentence"),
     ):
         assert main([*command, *extra]) == 2
         assert message in capfdbinary.readouterr().err.decode()

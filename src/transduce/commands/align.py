@@ -113,8 +113,12 @@ def _read_pairs(options: argparse.Namespace) -> Iterator[WordPair]:
         listed = ", ".join(f"{file} has {count:,}" for file, count in counts.items())
         raise TransduceError(f"Files of pairs have the same number of lines, but {listed}: give files that match.")
     columns: list[Iterable[str | None]] = [repeat(None) if each is None else each for each in lines]
-    for source, target, source_words, target_words in zip(*columns, strict=False):
-        yield word_pair(source or "", target or "", _split(source_words), _split(target_words))
+    named = " and ".join(file for file in files[2:] if file is not None)
+    for number, (source, target, source_words, target_words) in enumerate(zip(*columns, strict=False), 1):
+        try:
+            yield word_pair(source or "", target or "", _split(source_words), _split(target_words))
+        except TransduceError as error:
+            raise TransduceError(f"{named}, line {number:,}: {error}") from error
 
 
 def _split(words: str | None) -> list[str] | None:
