@@ -107,7 +107,7 @@ def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tupl
             shorter = "input" if line is None else "file of phrases"
             raise TransduceError(
                 f"Each line of the input needs a line of phrases, possibly empty, but the {shorter} ends before line "
-                f"{number:,}."
+                f"{number:,}: give files of equally many lines."
             )
         yield line, terms
 
