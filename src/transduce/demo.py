@@ -13,7 +13,7 @@ from transduce.runtime.opening import load
 from transduce.runtime.translator import Translator
 from transduce.tasks.new_run import SETTINGS_FILE
 from transduce.tasks.run import RunRequest, train_run
-from transduce.tasks.settings import make_settings, read_settings
+from transduce.tasks.settings_reading import make_settings, read_settings
 from transduce.text.demo_grammar import AlignedPair, generate
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")

@@ -1,6 +1,5 @@
 """Files that a model translates before a training begins: gone on with where something stopped it."""
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,14 +9,13 @@ from transduce.durable import file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import lines_at_once, portions, skip_lines
 from transduce.runtime.opening import load
+from transduce.runtime.report_clock import ReportClock
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.second_look import review
 from transduce.runtime.translator import Translator
 from transduce.tasks.run import RunRequest
 from transduce.text.files import read_lines
 from transduce.training.events import ProgressDisplay, format_duration
-
-_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 class TranslatedFile(msgspec.Struct, frozen=True):
@@ -71,18 +69,16 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
         file.skip(done)
     file.open()
     display.say(f"Translating {text}, from line {file.progress.lines + 1:,} on.")
-    started_at = reported_at = time.monotonic()
-    lines = left_out = 0
+    clock, lines, left_out = ReportClock(), 0, 0
     for portion in waiting:
         written = list(_texts(translator, portion.lines))
         lines, left_out = lines + len(written), left_out + written.count("")
         file.append(portion.lines, "".join(f"{line}\n" for line in written))
-        if time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
-            reported_at = time.monotonic()
-            display.say(f"{file.progress.lines:,} lines, {format_duration(reported_at - started_at)}")
+        if clock.is_due():
+            display.say(f"{file.progress.lines:,} lines, {format_duration(clock.elapsed_seconds)}")
     file.finish()
     display.say(
-        f"{lines:,} lines translated in {format_duration(time.monotonic() - started_at)}; {left_out:,} of them "
+        f"{lines:,} lines translated in {format_duration(clock.elapsed_seconds)}; {left_out:,} of them "
         "doubtful or empty, and left out."
     )
     if 2 * left_out > lines:
