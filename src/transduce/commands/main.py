@@ -28,7 +28,7 @@ VERBS = {
     "classify": "label lines of text",
     "parse": "print the constituency trees of sentences",
     "forecast": "foretell what time series do next",
-    "serve": "translate over HTTP, for LibreTranslate's clients and DeepL's",
+    "serve": "translate over HTTP, for LibreTranslate's clients, DeepL's and OpenAI's",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
     "review": "find the translations that are doubtful, and look for better ones",
     "remember": "write down pairs for a model to translate by, without training",

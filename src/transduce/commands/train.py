@@ -54,6 +54,40 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help=f"what to learn: {', '.join(KINDS)}; translation where nothing is said",
     )
     add("--from", dest="start_from", metavar="DIR", help="begin with the weights of this model, by its tokenizer")
+    _add_text(parser)
+    add(
+        "--preset",
+        metavar="NAME",
+        help=f"size of the model: {', '.join(PRESETS)}; chosen by the number of pairs where nothing is said",
+    )
+    add("--steps", type=int, metavar="N", help="parameter updates in all, also when resumed")
+    add("--minutes", type=float, metavar="M", help="training time, in place of --steps")
+    add("--seed", type=int, metavar="N", help="all random numbers follow from it (1)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, such as training.steps=2000",
+    )
+    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
+    )
+    add(
+        "--precision",
+        choices=("auto", "fp32", "bf16"),
+        default="auto",
+        help="auto: bf16 where the hardware multiplies it faster",
+    )
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
+    """Declares what is learnt from."""
+    add = parser.add_argument
     add(
         "--source",
         nargs="+",
@@ -95,34 +129,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("SOURCE", "TARGET"),
         help="language codes; the files' suffixes where nothing is said",
-    )
-    add(
-        "--preset",
-        metavar="NAME",
-        help=f"size of the model: {', '.join(PRESETS)}; chosen by the number of pairs where nothing is said",
-    )
-    add("--steps", type=int, metavar="N", help="parameter updates in all, also when resumed")
-    add("--minutes", type=float, metavar="M", help="training time, in place of --steps")
-    add("--seed", type=int, metavar="N", help="all random numbers follow from it (1)")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting, such as training.steps=2000",
-    )
-    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    add(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
-    )
-    add(
-        "--precision",
-        choices=("auto", "fp32", "bf16"),
-        default="auto",
-        help="auto: bf16 where the hardware multiplies it faster",
     )
 
 

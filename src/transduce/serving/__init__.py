@@ -1,1 +1,1 @@
-"""Models behind HTTP: the LibreTranslate API, an adapter for DeepL's clients, and what keeps both alive."""
+"""Models behind HTTP: the LibreTranslate API, adapters for DeepL's and OpenAI's clients, and what keeps both alive."""

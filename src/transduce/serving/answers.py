@@ -1,11 +1,13 @@
 """Answers on the wire: JSON, and errors in the form that all errors have."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from transduce.serving.chat_messages import ChatError, ChatFault
 from transduce.serving.messages import ErrorMessage
 from transduce.serving.request_error import RequestError
 
@@ -17,5 +19,15 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def error_answer(error: RequestError, path: str) -> Response:
     """One sentence, in the form that clients of this address know."""
+    if path.startswith("/v1/"):
+        return json_answer(chat_error(error), error.status, error.headers)
     message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
     return json_answer(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)
+
+
+def chat_error(error: RequestError) -> ChatError:
+    """As OpenAI's clients read it."""
+    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return ChatError(
+        error=ChatFault(message=error.sentence, type="server_error" if is_ours else "invalid_request_error")
+    )

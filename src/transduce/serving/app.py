@@ -11,15 +11,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from transduce.errors import TransduceError
-from transduce.serving import deepl, libretranslate, studies
+from transduce.serving import chat, deepl, libretranslate, studies
 from transduce.serving.answers import error_answer, json_answer
 from transduce.serving.batcher import shutting_down
+from transduce.serving.chat import Chat
 from transduce.serving.deepl import DeepL
 from transduce.serving.engine import ClientGoneError
 from transduce.serving.envelope import Envelope
 from transduce.serving.gate import Gate
 from transduce.serving.libretranslate import LibreTranslate
-from transduce.serving.messages import ErrorMessage, Health
+from transduce.serving.messages import Health
 from transduce.serving.metrics import CONTENT_TYPE
 from transduce.serving.openapi import Operation, document
 from transduce.serving.request_error import RequestError
@@ -29,6 +30,7 @@ from transduce.serving.studies import Studies, Views
 OPERATIONS = (
     *libretranslate.OPERATIONS,
     *deepl.OPERATIONS,
+    *chat.OPERATIONS,
     Operation("get", "/health", "Whether translations can be had.", Health),
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True),
     Operation("get", "/spec", "This document.", "application/json"),
@@ -91,7 +93,7 @@ class Application:
         return shutting_down() if self.is_draining else None
 
     def _routes(self) -> list[Route]:
-        libre, deep = LibreTranslate(self.gate), DeepL(self.gate)
+        libre, deep, talk = LibreTranslate(self.gate), DeepL(self.gate), Chat(self.gate)
         return [
             _get("/", self.page),
             _post("/translate", libre.translate),
@@ -104,6 +106,8 @@ class Application:
             _post("/v2/translate", deep.translate),
             Route("/v2/languages", deep.languages, methods=["GET", "POST"]),
             Route("/v2/usage", deep.usage, methods=["GET", "POST"]),
+            _post("/v1/chat/completions", talk.completions),
+            _get("/v1/models", talk.models),
             _get("/health", self.health),
             _get("/metrics", self.metrics),
             _get("/spec", self.spec),
@@ -159,7 +163,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             return error_answer(error, path)
         case HTTPException():
             sentence = _SENTENCES.get(error.status_code, error.detail)
-            return json_answer(ErrorMessage(error=sentence), error.status_code, error.headers)
+            answer = error_answer(RequestError(error.status_code, sentence), path)
+            answer.headers.update(error.headers or {})  # which methods an address takes
+            return answer
         case TransduceError():
             return error_answer(RequestError(400, str(error)), path)
         case ClientGoneError() | ClientDisconnect():

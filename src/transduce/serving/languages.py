@@ -92,7 +92,10 @@ class Routes:
     def __init__(self, models: Iterable[Model]) -> None:
         """Raises TransduceError when two models are for the same pair."""
         self._models: dict[tuple[str, str], Model] = {}
+        self.named: list[tuple[str, str]] = []
+        """From what to what, in the order and by the codes in which the models were named."""
         for model in models:
+            self.named.append((model.source_language, model.target_language))
             pair = canonical(model.source_language), canonical(model.target_language)
             if pair in self._models:
                 raise TransduceError(

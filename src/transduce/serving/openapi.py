@@ -17,6 +17,8 @@ _TEXTS = (
     ("TranslateRequest", "q"),
     ("DetectRequest", "q"),
     ("DeepLRequest", "text"),
+    ("ChatMessage", "content"),
+    ("ChatPart", "text"),
     ("InspectRequest", "q"),
     ("InterveneRequest", "q"),
     ("InterveneRequest", "changed"),
@@ -37,11 +39,13 @@ class Operation(NamedTuple):
     """Where the server has API keys."""
     streams: bool = False
     """Whether server-sent events may come in place of JSON."""
+    error: type = ErrorMessage
+    """What an answer is that is no success."""
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
     """The document as JSON values."""
-    types = [ErrorMessage, *(o.message for o in operations if o.message), *(o.answer for o in operations)]
+    types = [each for o in operations for each in (o.error, o.message or o.error, o.answer)]
     known = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
     schemas, components = msgspec.json.schema_components(known, ref_template=_TEMPLATE)
     by_type = dict(zip(known, schemas, strict=True))
@@ -55,7 +59,7 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
         "info": {
             "title": "transduce",
             "version": version("transduce"),
-            "description": "Translation by the LibreTranslate API; /v2 is for DeepL's official clients.",
+            "description": "Translation by the LibreTranslate API; /v2 is for DeepL's clients, /v1 for OpenAI's.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "paths": paths,
@@ -73,9 +77,10 @@ def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None
             elif kind.get("type") == "string":
                 kind["maxLength"] = settings.max_characters
     for component in components.values():
-        for kind in component.get("properties", {}).get("alternatives", {}).get("anyOf", []):
-            if kind.get("type") == "integer":
-                kind["maximum"] = settings.max_alternatives
+        for field, most in (("alternatives", settings.max_alternatives), ("n", settings.max_alternatives + 1)):
+            for kind in component.get("properties", {}).get(field, {}).get("anyOf", []):
+                if kind.get("type") == "integer":
+                    kind["maximum"] = most
 
 
 def _operation(
@@ -92,7 +97,7 @@ def _operation(
         ]
     if operation.needs_key and settings.api_keys:
         described["security"] = [{"key": []}]
-    error = {_JSON: {"schema": schemas[ErrorMessage]}}
+    error = {_JSON: {"schema": schemas[operation.error]}}
     described["responses"] = {
         "200": {"description": "Done.", "content": _success(operation, schemas)},
         "4XX": {"description": "The request is at fault; the sentence says how.", "content": error},

@@ -1,4 +1,4 @@
-"""Translations as they come about: server-sent events (`progress`, then `result` or `error`)."""
+"""Translations as they come about: server-sent events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -57,8 +57,27 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Wording:
+    """How events are written: `progress`, then `result` or `error`."""
+
+    def progress(self, progress: Progress) -> bytes:
+        """How far a line is."""
+        return server_event("progress", progress)
+
+    def result(self, answer: Any) -> bytes:
+        """The answer."""
+        return server_event("result", answer)
+
+    def error(self, error: RequestError) -> bytes:
+        """Why there is none."""
+        return server_event("error", ErrorMessage(error=error.sentence))
+
+
 async def stream_answer(
-    answering: asyncio.Future[Any], latest: LatestProgress, finish: Callable[[], object]
+    answering: asyncio.Future[Any],
+    latest: LatestProgress,
+    finish: Callable[[], object],
+    wording: Wording | None = None,
 ) -> EventStream:
     """The stream of an answer that is on its way.
 
@@ -66,6 +85,7 @@ async def stream_answer(
         answering: becomes the result.
         latest: what there is before it.
         finish: called when nothing more is sent, for whatever reason.
+        wording: writes the events.
 
     Raises:
         RequestError: it is refused before there was anything to send, so that its status can be told.
@@ -78,21 +98,21 @@ async def stream_answer(
         answering.cancel()
         finish()
         raise
-    return EventStream(_events(answering, latest, finish))
+    return EventStream(_events(answering, latest, finish, wording or Wording()))
 
 
 async def _events(
-    answering: asyncio.Future[Any], latest: LatestProgress, finish: Callable[[], object]
+    answering: asyncio.Future[Any], latest: LatestProgress, finish: Callable[[], object], wording: Wording
 ) -> AsyncIterator[bytes]:
     try:
         while not answering.done():
             for progress in latest.take():
-                yield server_event("progress", progress)
+                yield wording.progress(progress)
             await latest.wait_beside(answering)
         try:
-            yield server_event("result", answering.result())
+            yield wording.result(answering.result())
         except RequestError as error:
-            yield server_event("error", ErrorMessage(error=error.sentence))
+            yield wording.error(error)
         except ClientGoneError:
             return
     finally:

@@ -317,8 +317,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     """Everything that steps need, after the newest checkpoint or before the first step."""
     training, place, fresh = resolved.training, _place(run), run.kind.fresh(corpus)
     torch.manual_seed(training.seed)
-    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=fresh)
-    model = model.to(place.device)
+    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=fresh).to(place.device)
     restrict_learning(model, resolved, place.folder, fresh.lacking)
     if training.compile:
         compile_layers(model, place.device)

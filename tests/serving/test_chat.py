@@ -1,0 +1,173 @@
+"""OpenAI's API, as far as its clients need it to have a text translated."""
+
+import http.client
+import json
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+ADDRESS = "/v1/chat/completions"
+
+
+def ask(live: Any, content: Any = "ein Satz", **fields: Any) -> Any:
+    """What the model de-en answers to a user."""
+    return live.ask("POST", ADDRESS, {"model": "de-en", "messages": [{"role": "user", "content": content}]} | fields)
+
+
+def fault(reply: Any) -> str:
+    """The sentence of an error, in the form of this API."""
+    error = reply.json["error"]
+    assert set(reply.json) == {"error"}
+    assert error["type"] == ("server_error" if reply.status >= 500 else "invalid_request_error")
+    sentence: str = error["message"]
+    return sentence
+
+
+def chunks(live: Any, content: str, **fields: Any) -> list[Any]:
+    """The data of a stream's events, without the mark of the end."""
+    body = {"model": "de-en", "messages": [{"role": "user", "content": content}], "stream": True} | fields
+    with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)) as connection:
+        connection.request("POST", ADDRESS, json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert reply.status == 200
+        assert reply.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+        events = reply.read().decode().split("\n\n")
+    assert events[-1] == ""
+    data = [event.removeprefix("data: ") for event in events[:-1]]
+    return [json.loads(each) if each != "[DONE]" else each for each in data]
+
+
+def text_of(found: list[Any]) -> str:
+    return "".join(each["choices"][0]["delta"].get("content", "") for each in found)
+
+
+def test_a_users_last_words_are_translated(live: Any) -> None:
+    said = [
+        {"role": "system", "content": "translate well"},
+        {"role": "user", "content": "eins"},
+        {"role": "assistant", "content": "ONE"},
+        {"role": "user", "content": "zwei\n\ndrei"},
+    ]
+    reply = live.ask("POST", ADDRESS, {"model": "de-en", "messages": said, "temperature": 0.7})
+    assert reply.status == 200
+    assert reply.json["object"] == "chat.completion"
+    assert reply.json["model"] == "de-en"
+    assert reply.json["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "ZWEI\n\nDREI"}, "finish_reason": "stop"}
+    ]
+
+
+def test_parts_of_text_are_one_text(live: Any) -> None:
+    parts = [{"type": "text", "text": "eins "}, {"type": "text", "text": "zwei"}]
+    assert ask(live, parts).json["choices"][0]["message"]["content"] == "EINS ZWEI"
+
+
+def test_the_models_are_named_by_their_languages(live: Any) -> None:
+    reply = live.ask("GET", "/v1/models")
+    assert reply.json["object"] == "list"
+    assert [model["id"] for model in reply.json["data"]] == ["de-en", "zh-en", "en-pt_BR"]
+    for name in ("zh-en", "EN-PT_br"):
+        assert ask(live, "tee", model=name).json["choices"][0]["message"]["content"] == "TEE"
+
+
+def test_several_choices_are_the_alternatives(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(beam_size=4)) as live:
+        found = ask(live, "eins", n=3).json["choices"]
+        wanted = live.translate("eins", alternatives=2).json
+    assert [choice["index"] for choice in found] == list(range(len(found)))
+    assert [choice["message"]["content"] for choice in found] == [wanted["translatedText"], *wanted["alternatives"]]
+    assert len(found) > 1
+
+
+def test_a_stream_adds_up_to_the_answer(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(steps=5)) as live:
+        *found, end = chunks(live, "ein Satz")
+        several = chunks(live, "eins\nzwei")
+    assert end == "[DONE]"
+    assert {each["object"] for each in found} == {"chat.completion.chunk"}
+    assert len({each["id"] for each in found}) == 1
+    assert [each["choices"][0]["delta"].get("role") for each in found][:2] == ["assistant", None]
+    assert [each["choices"][0]["finish_reason"] for each in found][-2:] == [None, "stop"]
+    assert several[-1] == "[DONE]"
+    assert text_of(several[:-1]) == "EINS\nZWEI"
+
+
+def test_text_that_is_certain_comes_at_once(serve: Any, gated_model: Any) -> None:
+    model = gated_model(steps=4, is_open=False)
+    body = {"model": "de-en", "messages": [{"role": "user", "content": "ein Satz"}], "stream": True}
+    with serve(model) as live, closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)) as connection:
+        model.let_through(1)
+        connection.request("POST", ADDRESS, json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        for words in ("word0", " word1", " word2"):
+            event, _ = reply.readline().decode(), reply.readline()
+            assert json.loads(event.removeprefix("data: "))["choices"][0]["delta"]["content"] == words
+            model.let_through(1)
+        reply.read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "sentence"),
+    [
+        ({"model": "gpt"}, 404, "There is no model `gpt`: GET /v1/models lists what is served."),
+        ({"model": "x" * 99}, 404, f"There is no model `{'x' * 64}`: GET /v1/models lists what is served."),
+        ({"messages": []}, 400, "Invalid request: there must be a message of the role `user`"),
+        ({"messages": [{"role": "system", "content": "a"}]}, 400, "there must be a message of the role `user`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "of the type `image_url`"),
+        ({"messages": "eins"}, 400, "Invalid request: expected `array`, got `str` in `messages`"),
+        ({"n": 5}, 400, "`n` must be at most 4, but is 5"),
+        ({"n": 2, "stream": True}, 400, "`n` must be at most 1, but is 2, as one text alone"),
+        ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_this_apis_form(
+    fields: dict[str, Any], status: int, sentence: str, live: Any
+) -> None:
+    reply = ask(live, **fields)
+    assert reply.status == status
+    assert sentence in fault(reply)
+
+
+def test_other_addresses_of_this_api_are_answered_in_its_form(live: Any) -> None:
+    assert (
+        fault(live.ask("POST", "/v1/embeddings", {}))
+        == "There is nothing at this address: GET /spec lists what there is."
+    )
+    other = live.ask("GET", ADDRESS)
+    assert (other.status, other.headers["allow"]) == (405, "POST")
+    assert fault(other)
+
+
+def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(is_open=False, steps=10), deadline_seconds=0.4) as live:
+        live.service.routes.model("de", "en").let_through(1)
+        found = chunks(live, "ein Satz")
+    assert found[-1]["error"]["type"] == "server_error"
+
+
+def test_limits_and_keys_hold(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(), api_keys=("secret",), max_characters=10) as live:
+        assert ask(live).status == 403
+        assert fault(ask(live))
+        key = {"Authorization": "Bearer secret"}
+        body = {"model": "de-en", "messages": [{"role": "user", "content": "eins"}]}
+        assert live.ask("POST", ADDRESS, body, key).status == 200
+        body["messages"] = [{"role": "user", "content": "e" * 11}]
+        assert "exceeds text limit" in fault(live.ask("POST", ADDRESS, body, key))
+
+
+def test_openai(serve: Any, gated_model: Any) -> None:
+    openai = pytest.importorskip("openai")
+    with serve(gated_model(), api_keys=("secret",)) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="secret", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["de-en"]
+        said: Any = [{"role": "user", "content": "ein süßer Tee"}]
+        answer = client.chat.completions.create(model="de-en", messages=said)
+        assert answer.choices[0].message.content == "EIN SÜSSER TEE"
+        said = [{"role": "user", "content": "ein süßer\nTee"}]
+        stream = client.chat.completions.create(model="de-en", messages=said, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "EIN SÜSSER\nTEE"
+        with pytest.raises(openai.NotFoundError, match="There is no model `gpt`"):
+            client.chat.completions.create(model="gpt", messages=said)
+        client.close()
