@@ -25,7 +25,8 @@ from transduce.text.vocabulary import Vocabulary
 
 MOST_PIECES = 1024  # of a side: attention over more would take too much memory
 _BATCH_PIECES = 4096
-_CHUNK_ELEMENTS = 1 << 24  # logits at a time: 64 MB
+# Logits at a time: on a processor so few that its cache holds them, but rows enough for each pass over the matrix.
+_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
@@ -210,7 +211,8 @@ def target_states(
 def piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
     """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among all but the excluded ones."""
     never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
-    rows = max(1, _CHUNK_ELEMENTS // model.config.target_vocabulary_size)
+    elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
+    rows = max(_FEWEST_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
     for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = project(states).float().index_fill_(-1, never_written, float("-inf"))
