@@ -1,5 +1,6 @@
 """Time series from a table to a folder that foretells them."""
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import transduce
+from transduce.commands.forecast import add_arguments, score_table
 from transduce.commands.main import main
+from transduce.data.series_scale import Numbers
 from transduce.errors import TransduceError
 from transduce.runtime.folder import read_any_model_folder
 from transduce.runtime.forecaster import Forecaster, load_forecaster
@@ -195,6 +198,17 @@ def test_the_command_scores_the_tables_own_points(
     assert report["skill"] > 30.0
 
 
+def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Forecaster) -> None:
+    def skill(values: Numbers, *options: str) -> float:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return score_table(forecaster, values, parser.parse_args(["model", "table", "--score", *options])).skill
+
+    values = wave(100)
+    assert skill(values, "--last", "16") == skill(values, "--last", "12") == skill(values[-36:])
+    assert skill(values[:40], "--last", "1000") == skill(values[4:40])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -280,6 +294,7 @@ def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> Non
         (np.zeros((2, 30, 3)), r"this one has the shape \(2, 30, 3\)"),
         (np.zeros((30, 2)), r"this one has the shape \(30, 2\)"),
         (np.full((2, 30, 2), np.inf), "finite numbers only"),
+        (np.zeros((0, 30, 2)), "A forecast is of one window or more, but there is none"),
     ],
 )
 def test_windows_that_cannot_be_read_are_refused(past: Any, message: str, forecaster: Forecaster) -> None:

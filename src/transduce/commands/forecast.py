@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, default=1, metavar="N", help="of the courses")
     add("--score", action="store_true", help="foretell the table's own points instead, and report the errors")
-    add("--last", type=int, metavar="N", help="with --score: only the last N points of the table")
+    add(
+        "--last",
+        type=int,
+        metavar="N",
+        help="with --score: only the last N points, as many as fill forecasts of --steps",
+    )
     add("--season", type=int, metavar="N", help="with --score: points of a season, which the errors are compared with")
     add("--output", metavar="FILE", type=or_standard, help="write the table here")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
@@ -82,14 +87,18 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
             f"`--last` must be at least {steps}, the points that are foretold at a time, but is {options.last}: score "
             "more points, or foretell fewer (`--steps`)."
         )
-    known = values if options.last is None else values[max(0, len(values) - options.last - card.past) :]
-    if steps < 1 or len(known) < card.past + steps:
+    if steps < 1 or len(values) < card.past + steps:
         raise TransduceError(
-            f"Scoring takes {card.past} points to read and `--steps` {steps} to foretell, but there are {len(known)} "
+            f"Scoring takes {card.past} points to read and `--steps` {steps} to foretell, but there are {len(values)} "
             "points: give a longer table, or fewer steps."
         )
-    windows = WindowedSeries([known], past=card.past, horizon=steps, stride=steps)
-    past, actual = windows.cut(np.arange(len(windows)))
+    known = values
+    if options.last is not None:
+        # Points that fill no window are the oldest, so that the newest are scored.
+        windows = min(options.last, len(values) - card.past) // steps
+        known = values[len(values) - card.past - windows * steps :]
+    series = WindowedSeries([known], past=card.past, horizon=steps, stride=steps)
+    past, actual = series.cut(np.arange(len(series)))
     found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=options.seed)
     return score_forecasts(past, actual, found.values, names=card.columns, season=season)
 

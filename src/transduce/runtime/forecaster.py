@@ -93,8 +93,8 @@ class Forecaster:
         """The same for several windows at once, (B, S, C) to (B, T, C); the last points of each past are read.
 
         Raises:
-            TransduceError: the pasts are too short, of other columns, or not finite; an option is out of its range; or
-                the model foretells no deviations to sample by.
+            TransduceError: there is no window; the pasts are too short, of other columns, or not finite; an option is
+                out of its range; or the model foretells no deviations to sample by.
         """
         past = self._checked_windows(past, past)
         steps, samples, seed = self._checked_options(steps, samples, seed)
@@ -146,6 +146,8 @@ class Forecaster:
                 f"A history has a row for each point and a column for each of {', '.join(self.card.columns)}, but this "
                 f"one has the shape {np.shape(given)}."
             )
+        if not len(values):
+            raise TransduceError("A forecast is of one window or more, but there is none: give one.")
         if values.shape[1] < self.card.past:
             raise TransduceError(
                 f"The model reads {self.card.past} points of the past, but the history has {values.shape[1]}: give "
