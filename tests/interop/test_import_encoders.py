@@ -14,6 +14,7 @@ from transduce.errors import TransduceError
 from transduce.runtime.classifier import Classifier, load_classifier
 from transduce.runtime.filler import load_filler
 from transduce.runtime.importing import import_model_folder
+from transduce.tasks.train import train
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 LABELS = {0: "Not So Good", 1: "Müde", 2: "très 好"}
@@ -108,6 +109,16 @@ def test_hidden_words_are_found_as_transformers_finds_them(
     assert [word in (each, "\ufffd") for word, each in zip(words, shown, strict=True)] == [True] * 5
     with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a piece is to be found"):
         filler("I like tea.")
+
+
+def test_pretraining_does_not_begin_with_a_model_that_has_no_head(
+    make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+) -> None:
+    import_model_folder(make_folder("BertModel"), tmp_path / "ours")
+    settings = {"task.kind": "masked-language-model", "start_from": str(tmp_path / "ours"), "training.steps": 1}
+    with pytest.raises(TransduceError, match="by a head of its own, but the model to begin with has none"):
+        train(source=toy_corpus / "train.en", out=tmp_path / "run", settings=settings, device="cpu", threads=1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_labels_that_a_configuration_does_not_name_have_numbers(make_folder: MakeFolder) -> None:

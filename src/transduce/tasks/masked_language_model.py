@@ -203,6 +203,19 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+        """The settings as they are.
+
+        Raises:
+            TransduceError: the model has no head for hidden pieces, as Hugging Face's `BertModel` has none.
+        """
+        if not (kept.masked_language_head or kept.num_labels):  # classes are told of by `adapt_model`
+            raise TransduceError(
+                "A masked language model finds hidden pieces by a head of its own, but the model to begin with has "
+                "none, only states: begin with one that has it, such as a BertForMaskedLM."
+            )
+        return task
+
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """The model as it is.
 
