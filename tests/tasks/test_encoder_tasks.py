@@ -644,6 +644,9 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
         ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: give --source"),
         ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),
         ({"task": {"kind": "classification"}, "model": {"kind": "decoder"}}, r"takes encoder"),
+        ({"task": {"kind": "classification"}, "model": {"tie_output": False}}, r"`model.tie_output` means nothing"),
+        ({"task": {"kind": "classification"}, "model": {"output_bias": True}}, r"`model.output_bias` means nothing"),
+        ({"task": {"kind": "classification"}, "model": {"output_scale": 2.0}}, r"`model.output_scale` means nothing"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -54,6 +54,8 @@ from transduce.training.settings import BestBy, OptimizerName
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
+# What is said of logits of pieces, which this has none of, and what else a settings file has there.
+_OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 ACCURACY: Final = "accuracy"
 
 
@@ -124,7 +126,7 @@ class Classification(TextKind):
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuses a vocabulary of labels, too.
+        """Refuses a vocabulary of labels, and a projection to pieces, too.
 
         Raises:
             TransduceError: settings mean nothing here.
@@ -135,6 +137,10 @@ class Classification(TextKind):
                 "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text with labels: leave "
                 "it out."
             )
+        for name, usual in _OF_PROJECTION.items():
+            # A model that training begins with may have its own, which does nothing then.
+            if settings.start_from is None and getattr(settings.model, name) not in (None, usual):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """[CLS], [SEP] and [MASK]: a model that is pretrained later can have the same vocabulary."""
