@@ -196,6 +196,18 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
     assert run.machine.threads == threads
 
 
+@pytest.mark.parametrize(("processes", "threads"), [(None, 2), (1, 2), (4, 8)])
+def test_a_run_of_several_processes_that_goes_on_with_one_has_all_cores(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, processes: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(run_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
+    run.machine = msgspec.structs.replace(run.machine, threads=8)
+    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=2, torch="", processes=processes))
+    assert run.machine.threads == threads
+
+
 def test_unequal_sides_are_refused(toy_corpus: Path, write_lines: WriteLines, tmp_path: Path) -> None:
     short = write_lines("short.en", ["one", "two"])
     with pytest.raises(

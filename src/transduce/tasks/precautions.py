@@ -26,6 +26,7 @@ def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
         threads=machine.threads,
         torch=str(torch.__version__),
         kernels=kernels,
+        processes=machine.processes,
     )
 
 

@@ -185,8 +185,12 @@ class Run:
         return resolved, corpus
 
     def _use_threads_of(self, before: Surroundings) -> None:
-        """As many threads as before, for the same bits, unless others were said or a process has fewer cores now."""
-        if self.request.threads is None and before.threads <= max(1, usable_cores() // self.processes.local_count):
+        """As many threads as before, for the same bits, unless others were said or a process has fewer cores now; with
+        another number of processes bits differ anyway, and each takes its share of the cores.
+        """
+        if self.request.threads is not None or before.processes not in (None, self.processes.count):
+            return
+        if before.threads <= max(1, usable_cores() // self.processes.local_count):
             self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
             torch.set_num_threads(before.threads)
 

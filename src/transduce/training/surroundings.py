@@ -19,11 +19,13 @@ class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """PyTorch's version."""
     kernels: Kernels = "torch"
     """Whose kernels a step uses where there is a choice: "torch" or "native"."""
+    processes: int | None = None
+    """How many train together; None where nobody said."""
 
 
 def differences(before: Surroundings, now: Surroundings) -> Iterator[str]:
     """What is not as it was, each as "name: before, now"."""
     for name in Surroundings.__struct_fields__:
         old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
-        if old != new:
+        if old not in (new, None):
             yield f"{name} {old} then, {new} now"
