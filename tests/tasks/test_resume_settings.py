@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.resume import override, read_stored
+from transduce.runtime.machine import detect_machine
+from transduce.tasks import resume as resume_module
+from transduce.tasks.resume import override, read_stored, suit_machine
+from transduce.training.choices import Choice
+from transduce.training.surroundings import Surroundings
 
 
 def test_steps_may_be_said_anew(trained: Path) -> None:
@@ -74,6 +79,36 @@ def test_while_nothing_was_saved_model_and_training_may_change(trained: Path) ->
     assert (minutes.training.minutes, minutes.training.steps) == (2.0, None)
     with pytest.raises(TransduceError, match=r"`data\.source` was"):
         override(stored, {"data": {"source": ["other.zh"]}}, trained=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed", "record"),
+    [
+        (2, 2, {}, True),
+        (1, 1, {}, None),
+        (2, 1, {}, None),
+        (1, 2, {}, None),
+        (None, 2, {}, None),
+        (2, 2, {"sharded": True}, None),
+        (2, 2, {"record": False}, False),
+        (2, 4, {"record": True}, True),
+    ],
+)
+def test_steps_are_recorded_as_before_by_as_many_processes(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int | None,
+    now: int,
+    changed: dict[str, bool],
+    record: bool | None,
+) -> None:
+    """None: chosen anew, by all that a new run goes by."""
+    monkeypatch.setattr(resume_module, "choose_kernels", lambda *_, **__: Choice("native", ""))
+    stored = override(read_stored(trained / "settings.toml"), {"training": {"record": True, "kernels": "native"}})
+    settings = override(stored, {"training": changed})
+    machine = msgspec.structs.replace(detect_machine("cpu", 1), device="cuda:0", processes=now)
+    surroundings = Surroundings(device="", instructions="", threads=1, torch="", processes=before)
+    assert suit_machine(settings, changed, machine, surroundings).training.record is record
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.model.gpu.available import why_no_triton
+from transduce.runtime.machine import Machine
 from transduce.tasks.settings import Settings
 from transduce.tasks.settings_reading import make_settings
+from transduce.training.choices import choose_kernels, choose_record
+from transduce.training.surroundings import Surroundings
 
 # What may be said anew when a run is resumed. The rest would change the steps already taken; while there are none, all
 # of these tables may change.
@@ -92,6 +96,36 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
         for name in dict.fromkeys((*before, *now))
         if before.get(name) != now.get(name)
     ]
+
+
+def suit_machine(
+    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Surroundings | None
+) -> Settings:
+    """The same kernels as before, for the same bits, and compiled layers and recorded steps as before, unless something
+    else was said or this machine cannot have them.
+
+    Args:
+        settings: of the run.
+        said: of them, what was said anew of `training`.
+        machine: where it goes on.
+        before: what it was computed with; None where nothing was saved.
+    """
+    training = settings.training
+    kernels, compiled, record = training.kernels, training.compile, training.record
+    if "kernels" not in said:
+        if kernels is None and before is not None:
+            kernels = before.kernels  # of a run that was begun when there was nothing to choose
+        if kernels == "native":
+            kernels = choose_kernels(machine.device, machine.threads, compiled=compiled).value
+    if "compile" not in said and compiled:
+        compiled = machine.device != "cpu" and why_no_triton(machine.device) is None
+    if "record" not in said and record:
+        # As many processes as before record again what somebody had said; otherwise it is chosen as for a new run.
+        as_many = before is not None and before.processes == machine.processes > 1
+        may = not training.sharded and choose_record(machine.device, kernels or "torch", processes=1).value
+        record = True if as_many and may else None
+    changed = msgspec.structs.replace(training, kernels=kernels, compile=compiled, record=record)
+    return msgspec.structs.replace(settings, training=changed)
 
 
 def _shown(value: Any) -> str:

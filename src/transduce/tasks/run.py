@@ -17,7 +17,6 @@ from transduce.libraries import keep_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
 from transduce.model.fused import training_with
-from transduce.model.gpu.available import why_no_triton
 from transduce.runtime.decoding import check_search
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores
@@ -43,7 +42,7 @@ from transduce.tasks.resolve_model import (
     resolve_preset,
 )
 from transduce.tasks.resolved import ResolvedSettings
-from transduce.tasks.resume import changes_between, override, read_stored
+from transduce.tasks.resume import changes_between, override, read_stored, suit_machine
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.sole_run import sole_run
@@ -52,7 +51,6 @@ from transduce.tasks.text_files import changed_text_files
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
 from transduce.training.checkpoint import newest_state
-from transduce.training.choices import choose_kernels, choose_record
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.exhaustion import explaining_a_large_model
@@ -176,7 +174,7 @@ class Run:
         before = None if state is None else state.surroundings
         if before is not None:
             self._use_threads_of(before)
-        settings = self._suit_this_machine(settings, before)
+        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, before)
         corpus = self.kind.reopen(settings, self.request.out)
         kept = None if settings.start_from is None else recall_beginning(self.request.out)
         resolved = self._resolve(settings, corpus, kept, Account())
@@ -193,25 +191,6 @@ class Run:
         if before.threads <= max(1, usable_cores() // self.processes.local_count):
             self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
             torch.set_num_threads(before.threads)
-
-    def _suit_this_machine(self, settings: Settings, before: Surroundings | None) -> Settings:
-        """The same kernels as before, for the same bits, and compiled layers as before, unless something else was said
-        or this machine cannot have them.
-        """
-        said = self.request.settings.get("training", {})
-        kernels, compiled = settings.training.kernels, settings.training.compile
-        if "kernels" not in said:
-            if kernels is None and before is not None:
-                kernels = before.kernels  # of a run that was begun when there was nothing to choose
-            if kernels == "native":
-                kernels = choose_kernels(self.machine.device, self.machine.threads, compiled=compiled).value
-        if "compile" not in said and compiled:
-            compiled = self.machine.device != "cpu" and why_no_triton(self.machine.device) is None
-        record = settings.training.record
-        if "record" not in said:
-            record = record and choose_record(self.machine.device, kernels or "torch", self.machine.processes).value
-        training = msgspec.structs.replace(settings.training, kernels=kernels, compile=compiled, record=record)
-        return msgspec.structs.replace(settings, training=training)
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
