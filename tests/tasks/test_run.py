@@ -539,6 +539,20 @@ def test_more_steps_said_on_resume_are_remembered(
     assert (again.step, again.steps) == (5, 5)
 
 
+def test_steps_of_a_damaged_checkpoint_do_not_count(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options: dict[str, Any] = {"out": folder, "device": "cpu", "threads": 1}
+    settings = toy_settings | {"training.steps": 6, "training.save_every": 2, "training.translate_dev": 0}
+    train(settings=settings, **options)
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    (newest / "weights.safetensors").write_bytes(b"damaged")
+    with pytest.raises(TransduceError, match=r"`training\.steps` must be at least 4, for the run .* but is 3"):
+        train(steps=3, resume=True, **options)
+    fewer = train(steps=5, resume=True, **options)
+    assert fewer is not None
+    assert fewer.step == 5
+
+
 def test_a_run_that_is_to_end_where_it_was_stopped_is_validated_there(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ from transduce.tasks.stored_beginning import check_frozen, needs_stored, restric
 from transduce.tasks.text_files import changed_text_files
 from transduce.tasks.toml_text import to_toml
 from transduce.training.ahead import BatchesAhead
-from transduce.training.checkpoint import newest_state
+from transduce.training.checkpoint import RunState, load_newest, newest_state
 from transduce.training.compiled import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.exhaustion import explaining_a_large_model
@@ -165,12 +165,8 @@ class Run:
             self.display.say(change)
         self.kind = kind_of(settings.task.kind)
         self.was_trained = state is not None
-        last = self.request.settings.get("training", {}).get("steps")
-        if state is not None and isinstance(last, int) and last < state.step:
-            raise TransduceError(
-                f"`training.steps` must be at least {state.step:,}, for the run in {self.request.out} took as many, "
-                f"but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
-            )
+        if state is not None:
+            self._refuse_too_few_steps(state)
         before = None if state is None else state.surroundings
         if before is not None:
             self._use_threads_of(before)
@@ -181,6 +177,18 @@ class Run:
         if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
         return resolved, corpus
+
+    def _refuse_too_few_steps(self, newest: RunState) -> None:
+        last = self.request.settings.get("training", {}).get("steps")
+        if not isinstance(last, int) or last >= newest.step:
+            return
+        # The newest may be damaged: then the run goes on from one before.
+        sound, _ = load_newest(self.request.out / CHECKPOINTS)
+        if sound is not None and last < (state := sound.state).step:
+            raise TransduceError(
+                f"`training.steps` must be at least {state.step:,}, for the run in {self.request.out} took as many, "
+                f"but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
+            )
 
     def _use_threads_of(self, before: Surroundings) -> None:
         """As many threads as before, for the same bits, unless others were said or a process has fewer cores now; with
