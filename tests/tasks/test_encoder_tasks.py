@@ -634,6 +634,12 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
     ("settings", "message"),
     [
         ({"task": {"kind": "parsing"}}, r"Parsing learns from trees: give a treebank"),
+        ({"task": {"kind": "parsing"}, "search": {"beam_size": 2}}, r"Parsing learns from trees: give a treebank"),
+        ({"task": {"kind": "parsing"}, "search": {"n_best": 2}}, r"`search.n_best` does nothing where .* is parsing"),
+        (
+            {"task": {"kind": "parsing"}, "search": {"max_length": 9}},
+            r"`search.max_length` does nothing where `task.kind` is parsing: leave it out",
+        ),
         ({"task": {"kind": "parsing"}, "data": {"source": ["a"], "target": ["b"]}}, r"both sides, but `data.target`"),
         (
             {"task": {"kind": "parsing"}, "data": {"source": ["a"], "format": "tsv"}},

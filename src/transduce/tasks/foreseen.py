@@ -53,9 +53,11 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
     Raises:
         TransduceError: a search is said, but none goes by it.
     """
+    if kind.instead_of_search is None:
+        return
     usual = SearchSettings()
     for name in SearchSettings.__struct_fields__:
-        if kind.instead_of_search is not None and getattr(settings.search, name) != getattr(usual, name):
+        if name not in kind.own_search and getattr(settings.search, name) != getattr(usual, name):
             raise TransduceError(
                 f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.instead_of_search}."
             )

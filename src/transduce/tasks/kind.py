@@ -135,6 +135,8 @@ class TaskKind(ABC, Generic[C]):
     """Whether sources may be a machine's, `data.back_translated`."""
     instead_of_search: ClassVar[str | None] = None
     """What to do in place of saying `search.*`, where it would do nothing."""
+    own_search: ClassVar[tuple[str, ...]] = ()
+    """The settings of `search.*` that it goes by where it does not go by the others."""
 
     # --- before the corpus is there ---
 

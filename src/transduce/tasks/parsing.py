@@ -87,6 +87,8 @@ class Parsing(Translation):
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     own_settings = ("tags", "merges")
+    instead_of_search = "leave it out"
+    own_search = ("beam_size", "length_penalty")
     idle_filters = ("max_length_ratio", "drop_identical")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
