@@ -74,7 +74,7 @@ class TranslationTask:
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
 
     def __call__(self, batch: Batch) -> Loss:
-        """The same as `loss`."""
+        """The same as `loss`; training calls the task itself, which can look ahead too."""
         return self.loss(batch)
 
     def look_ahead(self, batch: Batch) -> None:
