@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw N courses, and add the range that holds the middle 80 %% of them; for models that were trained with "
         "task.series.likelihood=gaussian",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of the courses")
+    add("--seed", type=int, metavar="N", help="with --samples: the same seed draws the same courses (1)")
     add("--score", action="store_true", help="foretell the table's own points instead, and report the errors")
     add(
         "--last",
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if options.score:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
-    found = forecaster(values, options.steps, samples=options.samples, seed=options.seed)
+    found = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
     lines = "".join(f"{line}\n" for line in table_of(found))
     if options.output:
         write_file(Path(options.output), lines.encode())
@@ -67,10 +67,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _seed(options: argparse.Namespace) -> int:
+    return 1 if options.seed is None else int(options.seed)
+
+
 def _check(options: argparse.Namespace) -> None:
     for name in ("last", "season", "json"):
         if getattr(options, name) is not None and not options.score:
             raise TransduceError(f"`--{name}` is of use with `--score` alone: add that, or leave it out.")
+    if options.seed is not None and not options.samples:
+        raise TransduceError("`--seed` is of use with `--samples` alone: add that, or leave it out.")
     if options.score and options.output:
         raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
 
@@ -99,7 +105,7 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
         known = values[len(values) - card.past - windows * steps :]
     series = WindowedSeries([known], past=card.past, horizon=steps, stride=steps)
     past, actual = series.cut(np.arange(len(series)))
-    found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=options.seed)
+    found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
     return score_forecasts(past, actual, found.values, names=card.columns, season=season)
 
 

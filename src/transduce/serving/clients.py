@@ -58,8 +58,9 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
+        reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise TransduceError(
-            f"{path} must be a text file with an API key a line, but cannot be read: {error}."
+            f"{path} must be a text file with an API key a line, but cannot be read ({reason}): name another."
         ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:

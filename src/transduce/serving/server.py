@@ -34,7 +34,11 @@ def open_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise TransduceError(f"`host` must be an address of this machine, but `{host}` is not ({error}).") from None
+        reason = getattr(error, "strerror", None) or error
+        raise TransduceError(
+            f"`host` must be an address of this machine, but `{host}` is none ({reason}): 127.0.0.1 is this machine "
+            "alone, 0.0.0.0 all that reaches it."
+        ) from None
     try:
         if sys.platform != "win32":  # there it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
