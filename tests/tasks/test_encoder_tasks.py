@@ -170,6 +170,24 @@ def test_a_pretrained_model_learns_to_classify(classifier_folder: Path, pretrain
     assert classifier("Who sings? The cow eats, 7").probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
 
 
+def test_labels_are_no_text_and_an_encoder_has_no_decoder(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said of a run does not speak of either."""
+    files = labelled(tmp_path)
+    for side in ("target", "dev_target"):
+        path = Path(files[side][0])
+        path.write_text(path.read_text("utf-8").replace("a ", "Ж" * 9), "utf-8")  # spelt in bytes
+    request = RunRequest(
+        settings=classify_settings(files, start_from=str(pretrained)), out=tmp_path / "run", dry_run=True, threads=1
+    )
+    train_run(request)
+    said = capsys.readouterr().err
+    assert f"as in {pretrained}" in said
+    assert "of the target's pieces spell" not in said
+    assert "num_decoder_layers" not in said
+
+
 def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretrained: Path, tmp_path: Path) -> None:
     files = labelled(tmp_path)
     settings = classify_settings(files, start_from=str(pretrained))

@@ -151,7 +151,7 @@ class Classification(TextKind):
         filters = msgspec.structs.replace(
             data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
-        return msgspec.structs.replace(pairs_of_files(data), filters=filters)
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
 
     def prepare(self, asked: Preparation) -> TaskCorpus:
         """As every text; the vocabulary must be able to spell the labels."""

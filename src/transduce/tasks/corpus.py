@@ -56,6 +56,8 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     hold_out: HoldOutSettings | None
     marks: tuple[str, ...] = ()
     """Pieces of the vocabulary that no text holds."""
+    writes_text: bool = True
+    """Whether the target side is text, and not labels."""
 
 
 class RunCorpus(Protocol):
@@ -159,7 +161,7 @@ def prepare_corpus(
         chosen = settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
-        for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from)):
+        for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from), both=text.writes_text):
             display.say(line)
     remember_text_files(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:

@@ -126,8 +126,10 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
                 f"`model.{name}` is {value}, but the model in {folder} has {getattr(config, name)}, and its weights "
                 "are kept: leave it out."
             )
+    used = kind_of(settings.task.kind).sizes(PRESETS["tiny"], config.kind)
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
-        account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
+        if name in used or name == "kind":
+            account.take(f"model.{name}", said.get(name), Choice(getattr(config, name), f"as in {folder}"))
     _tell_said(said, account)
     return msgspec.structs.replace(config, **{name: said[name] for name in _MAY_CHANGE if name in said})
 

@@ -31,8 +31,8 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
     )
 
 
-def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str) -> list[str]:
-    """A line for each side whose text a model's vocabulary has hardly any pieces for, by the first lines.
+def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
+    """A line for each side, or for the source, that a model's vocabulary has hardly any pieces for, by the first lines.
 
     Raises:
         TransduceError: a file is missing, or not what it should be.
@@ -40,7 +40,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str) -> 
     block = next(iter(PairReader(files)))
     notices = []
     sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
-    for vocabulary, lines, side in sides[: 1 if files.is_text_alone else 2]:
+    for vocabulary, lines, side in sides[: 2 if both and not files.is_text_alone else 1]:
         odd, ids = ids_without_text(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
         share = sum(id in odd for id in ids) / max(1, len(ids))
         if share > _MANY_PIECES:
