@@ -7,9 +7,10 @@ Pretraining reads the novels of `gutenberg`, in lower case and with typewriter a
 others, so that "i" and "what's" would be strange to a model of the novels as they are printed (BERT's usual English
 model is uncased, too). The model from scratch has the same vocabulary, sizes and steps, and random weights. Each is
 taught 10 examples of each of the 150 intents, drawn by three seeds; of three learning rates the validation set chooses
-one for each model, on the first seed's examples. Then the pretrained model is taught all 15,000 examples. Figures are
-accuracies on the 4,500 test utterances of the intents. The bars are 5 points over the model from scratch, and 90 % with
-all examples.
+one for each model, on the first seed's examples. The same is done with both models once they have found hidden pieces
+of the 15,000 training utterances, without their intents. Then the pretrained model is taught all 15,000 examples.
+Figures are accuracies on the 4,500 test utterances of the intents. The bars are 5 points over the model from scratch,
+and 90 % with all examples.
 """
 
 import argparse
@@ -49,6 +50,15 @@ MODEL: dict[str, float | str] = {
     "training.batch_tokens": 2048,
     "training.learning_rate": 0.004,
 }
+# Utterances whose intents nobody told, read some twenty times.
+ADAPTING: dict[str, float | str] = {
+    "task.context": 64,
+    "task.next_sentence": "false",
+    "model.dropout": 0.1,
+    "training.batch_tokens": 2048,
+    "training.learning_rate": 0.002,
+    "training.patience": 0,
+}
 # Few examples are seen often.
 DROPOUT = 0.1
 PRETRAINED, SCRATCH = "pretrained", "random"
@@ -64,18 +74,19 @@ class Work(NamedTuple):
     minutes: float
     seeds: list[int]
     rates: list[float]
+    adapting_steps: int
     few_steps: int
     full_steps: int
 
 
 def full_work(folder: Path, novels: list[Path], minutes: float) -> Work:
     """The comparison that the bars are for."""
-    return Work(folder, novels, minutes, [1, 2, 3], [5e-4, 1e-3, 2e-3], 1_500, 7_000)
+    return Work(folder, novels, minutes, [1, 2, 3], [5e-4, 1e-3, 2e-3], 1_500, 1_500, 7_000)
 
 
 def quick_work(folder: Path, novels: list[Path]) -> Work:
     """The same on less work: it says nothing of the bars."""
-    return Work(folder, novels[4:5], 1.0, [1], [2e-4], 300, 300)
+    return Work(folder, novels[4:5], 1.0, [1], [2e-4], 100, 300, 300)
 
 
 def train(out: Path, *options: str, settings: Mapping[str, float | str] | None = None) -> None:
@@ -105,6 +116,15 @@ def pretrain(work: Work) -> None:
     train(work.folder / PRETRAINED, *files, "--minutes", f"{work.minutes:g}", settings=MODEL)
     untaught = MODEL | {"training.learning_rate": 1e-12, "training.average_decay": 0.0}
     train(work.folder / SCRATCH, *files, "--steps", "1", settings=untaught)
+
+
+def adapt(work: Work, begin: str, texts: list[str]) -> str:
+    """A model that went on with finding hidden pieces, of these texts: its name."""
+    name, path = f"adapted-{begin}", work.folder / "data" / "utterances.txt"
+    path.write_text("".join(f"{text}\n\n" for text in texts), encoding="utf-8", newline="\n")
+    files = ["--task", "masked-language-model", "--source", str(path), "--from", str(work.folder / begin)]
+    train(work.folder / name, *files, "--steps", str(work.adapting_steps), settings=ADAPTING)
+    return name
 
 
 Utterances = list[tuple[str, str]]
@@ -194,6 +214,8 @@ def main() -> int:
         write_pairs(parts[name], work.folder / "data" / name)
     pretrain(work)
     ours, scratch = (with_few(work, begin, parts["train"]) for begin in (PRETRAINED, SCRATCH))
+    texts = [text for text, _ in parts["train"]]
+    adapted = {begin: with_few(work, adapt(work, begin, texts), parts["train"]) for begin in (PRETRAINED, SCRATCH)}
     rates = FULL_RATES[:1] if asked.quick else FULL_RATES
     taught = [teach(work, PRETRAINED, "all", parts["train"], work.full_steps, rate) for rate in rates]
     full = test_accuracy(work, max(taught, key=dev_accuracy))
@@ -208,6 +230,10 @@ def main() -> int:
             ratio=ours / scratch,
             bar=None if bars is None else f">= {BAR_POINTS:g} points over it",
             holds=None if bars is None else bars[0],
+        ),
+        *(
+            Row(f"CLINC150, {EXAMPLES} examples an intent, {begin} and adapted", value, "% of 4,500 test utterances")
+            for begin, value in adapted.items()
         ),
         Row(
             "CLINC150, all examples",
