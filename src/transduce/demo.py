@@ -62,6 +62,8 @@ def demo(
     out, console = Path(out).resolve(), Console(highlight=False)
     refuse_other_run(out)
     corpus, text = generate(), _text_of(out)
+    if _sources_of_run(out) not in (None, _sources(text)):
+        raise TransduceError(f"{out} was moved since it was made, and its text is not where it was: say --again.")
     settings = _settings(text, seed, steps, precision)
     make_settings(settings)  # refuses what is out of its range before anything is written
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
@@ -90,14 +92,20 @@ def demo(
 
 
 def refuse_other_run(out: Path) -> None:
-    """Lets nothing be done to a run that is no demonstration.
+    """Lets nothing be done to a run that is no demonstration; one whose folder was moved since is one.
 
     Raises:
         TransduceError: there is one in the folder.
     """
-    settings, own = out / SETTINGS_FILE, _sources(_text_of(out.resolve()))
-    if settings.is_file() and read_settings(settings).get("data", {}).get("source") != own:
+    sources, own = _sources_of_run(out), _sources(_text_of(out.resolve()))
+    if sources is not None and [Path(each).parts[-2:] for each in sources] != [Path(each).parts[-2:] for each in own]:
         raise TransduceError(f"{out} holds a run that is no demonstration: name another folder with --out.")
+
+
+def _sources_of_run(out: Path) -> list[str] | None:
+    """The files that a folder's run learns from; None where there is none."""
+    settings = out / SETTINGS_FILE
+    return list(read_settings(settings).get("data", {}).get("source", [])) if settings.is_file() else None
 
 
 def _text_of(out: Path) -> Path:

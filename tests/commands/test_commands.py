@@ -14,6 +14,7 @@ import torch
 
 from transduce.commands.main import VERBS, main
 from transduce.demo import refuse_other_run
+from transduce.errors import TransduceError
 from transduce.runtime.translator import Translator
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -377,6 +378,26 @@ def test_a_demonstration_touches_no_other_run(
     assert "mine holds a run that is no demonstration: name another folder with --out." in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert (tmp_path / "mine" / "model.safetensors").exists()
+
+
+def test_a_demonstration_that_was_moved_is_made_again(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run knows its text by the whole path."""
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "settings.toml").write_text('[data]\nsource = ["/elsewhere/demo-text/train.zh"]\n', "utf-8")
+    assert main(["demo", "--out", str(folder)]) == 2
+    assert "was moved since it was made, and its text is not where it was: say --again." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+    def begin(out: str, **options: object) -> None:
+        assert not Path(out).exists()
+        raise TransduceError(f"begun with {sorted(options)}")
+
+    monkeypatch.setattr("transduce.commands.demo.demo", begin)
+    assert main(["demo", "--out", str(folder), "--again"]) == 2
+    assert "begun with" in capsys.readouterr().err
 
 
 def test_a_default_that_is_no_value_is_not_shown(capsys: Capture) -> None:
