@@ -113,7 +113,11 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
 
 
 def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
+    teacher = request_["out"].with_name("teacher")
+    shutil.copytree(request_["teacher"], teacher)
+    request_["teacher"] = teacher
     train(**request_)
+    shutil.rmtree(teacher)  # it has written all
     result = train(**(request_ | {"steps": 4}), resume=True)
     assert result is not None
     assert result.step == 4
@@ -135,7 +139,13 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
         ({"teacher": "nowhere"}, "nowhere"),
         ({"monolingual": "alone.en"}, "`data.monolingual` and `data.teacher` are for a run each"),
         ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
-        ({"dry_run": True}, "`--dry-run` tells what follows from the text, which the teacher is yet to write"),
+        (
+            {"dry_run": True},
+            (
+                "`--dry-run` tells what follows from the text, which the teacher is yet to write: "
+                "leave it out, or have it translated first"
+            ),
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_translated(

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from transduce.commands.options import check_folder, check_writable, write_json
+from transduce.commands.options import add_computing, check_folder, check_writable, write_json
 from transduce.errors import TransduceError
 from transduce.tasks.kinds import KINDS
 from transduce.tasks.run import RunRequest
@@ -70,19 +70,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting, such as training.steps=2000",
     )
-    add("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    add(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
-    )
-    add(
-        "--precision",
-        choices=("auto", "fp32", "bf16"),
-        default="auto",
-        help="auto: bf16 where the hardware multiplies it faster",
-    )
+    add_computing(parser, int8=False)
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:

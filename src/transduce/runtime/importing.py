@@ -63,9 +63,10 @@ def import_model_folder(
         content = read_saved_again(folder)
     else:
         content = with_languages(read_any_model_folder(folder), source_language, target_language)
-    languages = (content.manifest.source_language, content.manifest.target_language)
-    if is_own:  # which tags of no tokenizer name
-        languages = (source_language or languages[0], target_language or languages[1])
+    languages = (
+        source_language or content.manifest.source_language,
+        target_language or content.manifest.target_language,
+    )
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
     kept = read_kept_files(folder, languages) if has_class and not is_own else {}

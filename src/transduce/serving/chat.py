@@ -130,8 +130,7 @@ class ChatWording(Wording):
     def __init__(self, chunk: ChatChunk, text: str) -> None:
         """Of a stream's chunk, still without choices, and of the text that is translated."""
         self._chunk = chunk
-        self._sent = ""
-        self._began = False
+        self._sent: str | None = None
         # Of several lines nobody knows what stands between them until all are there.
         self._is_line = "\n" not in text
 
@@ -150,10 +149,10 @@ class ChatWording(Wording):
         return _event(chat_error(error))
 
     def _more(self, text: str) -> bytes:
-        if text == self._sent and self._began:
+        if text == self._sent:
             return b""
-        delta = ChatDelta(role=None if self._began else "assistant", content=text[len(self._sent) :])
-        self._sent, self._began = text, True
+        delta = ChatDelta(role="assistant" if self._sent is None else None, content=text[len(self._sent or "") :])
+        self._sent = text
         return _event(msgspec.structs.replace(self._chunk, choices=[ChatDeltaChoice(delta=delta)]))
 
 

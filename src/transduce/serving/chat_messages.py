@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Role = Annotated[str, Meta(max_length=64)]
 Choices = Annotated[int, Meta(ge=1, le=1000, description="How many translations, the best first.")]
 
 
@@ -19,7 +18,7 @@ class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     """What somebody said."""
 
-    role: Annotated[Role, Meta(description="The last message of a `user` is translated.")]
+    role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
     content: str | list[ChatPart] | None = None
 
 

@@ -92,10 +92,7 @@ class Routes:
     def __init__(self, models: Iterable[Model]) -> None:
         """Raises TransduceError when two models are for the same pair."""
         self._models: dict[tuple[str, str], Model] = {}
-        self.named: list[tuple[str, str]] = []
-        """From what to what, in the order and by the codes in which the models were named."""
         for model in models:
-            self.named.append((model.source_language, model.target_language))
             pair = canonical(model.source_language), canonical(model.target_language)
             if pair in self._models:
                 raise TransduceError(
@@ -124,6 +121,11 @@ class Routes:
     def pairs(self) -> list[tuple[str, str]]:
         """From what to what, in the order in which the models were named."""
         return list(self._models)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The same by the codes that they were named with."""
+        return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def targets(self, source: str) -> list[str]:
         """What this language is translated to, itself included, as clients expect."""

@@ -5,21 +5,18 @@ regular than what people write, and so easier to learn for a much smaller one. T
 family, and have another vocabulary; several translate together.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_encoder_decoder_folder
-from transduce.tasks.account import Account
-from transduce.tasks.foreseen import foresee
+from transduce.runtime.opening import load
 from transduce.tasks.new_run import SETTINGS_FILE, refuse_to_overwrite
-from transduce.tasks.run import Run, RunRequest, train_run
+from transduce.tasks.run import RunRequest, train_run
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.settings_reading import make_settings, put_setting
-from transduce.tasks.translated_files import TranslatedFile, translate_files
+from transduce.tasks.translated_files import TranslatedFile, check_translated, foresee_run, translate_files
 from transduce.text.corpus import format_of
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import TrainResult
@@ -38,23 +35,29 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
     """
     settings = make_settings(request.settings)
     _check(settings, request)
-    files = _files(request, settings.data)
-    own = _own_request(request, files)
-    if not (request.resume and (request.out / SETTINGS_FILE).exists()):
-        refuse_to_overwrite(request.out, resume=request.resume)
-        _refuse_to_begin_again(request)
-        run = Run(own)
-        foresee(run.kind, run.settings, run.machine, Account())
-        (request.out / TAUGHT).mkdir(parents=True, exist_ok=True)
-        translate_files(files, [Path(folder) for folder in settings.data.teacher], request, ProgressDisplay())
-    return train_run(own)
+    if request.resume and (request.out / SETTINGS_FILE).exists():
+        return train_run(_own_request(request, None))
+    return train_run(_have_translated(request, settings.data))
+
+
+def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
+    """The run itself, once the teacher has translated."""
+    refuse_to_overwrite(request.out, resume=request.resume)
+    _refuse_to_begin_again(request)
+    translator = load(data.teacher, device=request.device, threads=request.threads)
+    files = _files(request, data, translator.target_language)
+    own = _own_request(request, [str(file.path) for file in files])
+    foresee_run(own)
+    (request.out / TAUGHT).mkdir(parents=True, exist_ok=True)
+    translate_files(files, translator, [Path(folder) for folder in data.teacher], ProgressDisplay())
+    return own
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
     """Refuses what no teacher can translate."""
     data = settings.data
-    if settings.task.kind != "translation":
-        raise TransduceError(f"`data.teacher` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
+    by_hand = "translate first, and train on the translations (docs/distillation.md)"
+    check_translated(settings, "teacher", by_hand)
     if not data.source or any(format_of(path, data.format) != "lines" for path in data.source):
         raise TransduceError(
             "`data.teacher` translates files of sentences, a sentence a line: name them with --source, which neither "
@@ -65,21 +68,19 @@ def _check(settings: Settings, request: RunRequest) -> None:
             "`data.teacher` writes what is learnt, in place of `data.target`: leave one of them out "
             "(docs/distillation.md tells how to learn from both)."
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TransduceError(
-            "`data.teacher` is for one process: translate first, and train on the translations (docs/distillation.md)."
-        )
     for path in data.source:
         if not Path(path).is_file():
             raise TransduceError(f"{path} does not exist: `data.source` names what the teacher is to translate.")
     if request.dry_run:
-        raise TransduceError("`--dry-run` tells what follows from the text, which the teacher is yet to write.")
+        raise TransduceError(
+            "`--dry-run` tells what follows from the text, which the teacher is yet to write: leave it out, or have it "
+            "translated first (docs/distillation.md)."
+        )
 
 
-def _files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
+def _files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
     """Where the translation of each text stands: named by the language that it is in."""
-    manifests = [read_encoder_decoder_folder(Path(folder)).manifest for folder in data.teacher]
-    language = data.languages[1] if data.languages else manifests[0].target_language or "target"
+    language = data.languages[1] if data.languages else written or "target"
     return [
         TranslatedFile(text, request.out / TAUGHT / f"taught-{number}.{language}")
         for number, text in enumerate(data.source, 1)
@@ -94,9 +95,10 @@ def _refuse_to_begin_again(request: RunRequest) -> None:
         )
 
 
-def _own_request(request: RunRequest, files: list[TranslatedFile]) -> RunRequest:
-    """The run itself, which knows its files alone."""
+def _own_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
+    """The run itself, which knows its files alone; one that has begun knows what it was taught, too."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["teacher"]
-    put_setting(content, "data.target", [str(file.path) for file in files])
+    if taught is not None:
+        put_setting(content, "data.target", taught)
     return msgspec.structs.replace(request, settings=content)

@@ -5,7 +5,6 @@ that is asked for then learns from both, what people wrote on the target side al
 begin with a tag.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.tasks.account import Account
-from transduce.tasks.foreseen import foresee
+from transduce.runtime.opening import load
 from transduce.tasks.new_run import SETTINGS_FILE, refuse_to_overwrite
-from transduce.tasks.run import Run, RunRequest, train_run
+from transduce.tasks.run import RunRequest, train_run
 from transduce.tasks.settings import DataSettings, Settings
 from transduce.tasks.settings_reading import make_settings, put_setting
-from transduce.tasks.translated_files import TranslatedFile, translate_files
+from transduce.tasks.translated_files import TranslatedFile, check_translated, foresee_run, translate_files
 from transduce.text.languages import language_of
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import TrainResult
@@ -45,8 +43,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     display, own = ProgressDisplay(), msgspec.structs.replace(request, settings=_with_translations(request, settings))
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
-        run = Run(own)
-        foresee(run.kind, run.settings, run.machine, Account())
+        foresee_run(own)
         display.say(
             "First a model of the other direction, which is to translate the text in one language back. It has a third "
             "of the minutes, or half as many steps, if you said any."
@@ -57,26 +54,25 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
             return None
         if reverse is None or reverse.reason.startswith("SIG"):
             return reverse
-        translate_files(_files(request, settings.data), [request.out / REVERSE], request, display)
+        folder = request.out / REVERSE
+        translator = load(folder, device=request.device, threads=request.threads)
+        translate_files(_files(request, settings.data), translator, [folder], display)
+        del translator  # its memory is for the training
     return train_run(own)
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
     """Refuses what cannot be turned round."""
     data = settings.data
-    if settings.task.kind != "translation":
-        raise TransduceError(
-            f"`data.monolingual` means nothing where `task.kind` is {settings.task.kind}: leave it out."
-        )
+    check_translated(
+        settings,
+        "monolingual",
+        "train the other direction, translate, and name the translations with --back-translated (docs/monolingual.md)",
+    )
     if not data.target:
         raise TransduceError(
             "`data.monolingual` is translated back by a model that learns from the same pairs the other way round, "
             "which takes a file for each side: give --source and --target."
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TransduceError(
-            "`data.monolingual` is for one process: train the other direction, translate, and name the translations "
-            "with --back-translated (docs/monolingual.md)."
         )
     for path in data.monolingual:
         if not Path(path).is_file():

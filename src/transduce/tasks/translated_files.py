@@ -1,5 +1,6 @@
 """Files that a model translates before a training begins: gone on with where something stopped it."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import msgspec
 from transduce.durable import file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import lines_at_once, portions, skip_lines
-from transduce.runtime.opening import load
 from transduce.runtime.report_clock import ReportClock
 from transduce.runtime.resumable import ResumableFile
 from transduce.runtime.second_look import review
 from transduce.runtime.translator import Translator
-from transduce.tasks.run import RunRequest
+from transduce.tasks.account import Account
+from transduce.tasks.foreseen import foresee
+from transduce.tasks.run import Run, RunRequest
+from transduce.tasks.settings import Settings
 from transduce.text.files import read_lines
 from transduce.training.events import ProgressDisplay, format_duration
 
@@ -25,21 +28,50 @@ class TranslatedFile(msgspec.Struct, frozen=True):
     path: Path
 
 
+def check_translated(settings: Settings, name: str, by_hand: str) -> None:
+    """Refuses runs for which nothing is translated first.
+
+    Args:
+        settings: of the run.
+        name: of `data.*`, the setting that asks for it.
+        by_hand: what several processes have to be told.
+
+    Raises:
+        TransduceError: the task is another one, or there are several processes.
+    """
+    if settings.task.kind != "translation":
+        raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
+
+
+def foresee_run(request: RunRequest) -> None:
+    """Refuses, before anything is translated for it, a run that no text could make right.
+
+    Raises:
+        TransduceError: it is one.
+    """
+    run = Run(request)
+    foresee(run.kind, run.settings, run.machine, Account())
+
+
 def translate_files(
-    files: Sequence[TranslatedFile], models: Sequence[Path], request: RunRequest, display: ProgressDisplay
+    files: Sequence[TranslatedFile],
+    translator: Translator,
+    models: Sequence[Path],
+    display: ProgressDisplay,
 ) -> None:
     """Translates each file that is not finished; a doubtful translation is an empty line, which training leaves out.
 
     Args:
         files: what is to be translated.
-        models: the folders of the models that translate together, as the first one's says.
-        request: says where and how to compute.
+        translator: translates, by its own search.
+        models: the folders of its models, by whose weights a file that was begun is known.
         display: tells how far it is.
 
     Raises:
-        TransduceError: a model cannot be opened, or a file that was begun is of another text or another model.
+        TransduceError: a file that was begun is of another text or another model.
     """
-    translator: Translator | None = None
     weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
     for each in files:
         with ResumableFile(each.path, options=msgspec.json.encode([each.text, *weights]), resume=True) as file:
@@ -48,8 +80,6 @@ def translate_files(
                 _refuse_another_text(each, note, text_sha256)
                 continue
             write_file(note, text_sha256.encode())
-            if translator is None:
-                translator = load(models, device=request.device, threads=request.threads)
             _translate(translator, models[0], each.text, file, display)
 
 
