@@ -197,6 +197,7 @@ def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
 
 @by_vectors
 def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)

@@ -96,9 +96,9 @@ def load(k: Emitter, number: int, place: Value, row_bytes: Value) -> None:
     k.intrinsic("llvm.x86.tileloadd64", VOID, register(number), place, row_bytes)
 
 
-def store(k: Emitter, number: int, place: Value) -> None:
-    """Puts a register's rows one after another."""
-    k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.number(REGISTER_BYTES))
+def store(k: Emitter, number: int, place: Value, row_bytes: int = REGISTER_BYTES) -> None:
+    """Puts a register's rows where they begin so many bytes apart."""
+    k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.number(row_bytes))
 
 
 def _write_block(k: Emitter, tile: Tile, ending: str, parts: int, place: Place, count: Value) -> None:

@@ -275,6 +275,19 @@ class Emitter:
         flags = [ir.Constant(I32, number) for number in (int(to_write), 3, 1)]  # 3: to stay; 1: data
         self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
 
+    def stream(self, value: Value, place: Value) -> None:
+        """Puts a vector of 64 bytes where nobody reads it soon, past the caches; the place is a multiple of 64.
+
+        LLVM has a mark for such stores, which it forgets on the way. See `finish_streams`.
+        """
+        floats = self.build.bitcast(value, self.floats)
+        kind = ir.FunctionType(VOID, [self.floats, POINTER])
+        self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, place], side_effect=True)
+
+    def finish_streams(self) -> None:
+        """Other threads see what was streamed before they see what comes after this."""
+        self.intrinsic("llvm.x86.sse.sfence", VOID)
+
     def copy(self, source: Value, target: Value, count: Value) -> None:
         """So many numbers of 32 bits from one place to another."""
         volatile = ir.Constant(ir.IntType(1), 0)

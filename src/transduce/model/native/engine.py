@@ -156,6 +156,7 @@ def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
     if key not in _LOADED:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
         target = llvm.Target.from_default_triple()
         _LOADED[key] = _load(key, text, target.create_target_machine(cpu=processor, features=features, opt=2), names)
     return _LOADED[key]

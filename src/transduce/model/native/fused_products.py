@@ -23,6 +23,8 @@ from transduce.model.native.tile import Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
 
 _INPUTS_TOGETHER = 32
+_LINE_BYTES = 64  # of a cache
+_STREAMED_BYTES = 3 << 20  # of a result, which goes past the caches: it would push everything else out of them
 _SLIGHT = 2.0**-7  # what two orders of the same sum may differ by, beside the largest; then it is rounded
 
 
@@ -111,7 +113,7 @@ class PackedProjection:
     def logits(self, x: Tensor, out: Tensor) -> None:
         """See `fused.Projection`."""
         known, room = self._room(0)
-        _forward(x, known, out, room)
+        _forward(x, known, out, room, streams=False)  # they are read at once
 
     def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """See `fused.Projection`."""
@@ -141,6 +143,7 @@ def _forward(
     *,
     bias: Tensor | None = None,
     least: float = float("-inf"),
+    streams: bool = True,
     tile: Tile | None = None,
 ) -> None:
     places = ForwardPlaces(
@@ -153,8 +156,14 @@ def _forward(
         outputs=out.shape[1],
         least=float_bits(least),
         room=room.data_ptr(),
+        streams=int(streams and _is_streamed(out)),
     )
     _programs(tile or own_pair_tile())["forward"].run(*places)
+
+
+def _is_streamed(out: Tensor) -> bool:
+    """Whether a result goes past the caches, which takes whole lines of them."""
+    return out.nbytes >= _STREAMED_BYTES and out.data_ptr() % _LINE_BYTES == 0
 
 
 def _back(
@@ -189,6 +198,7 @@ def _back(
         weight_room=room.data_ptr(),
         x_room=packed_x.data_ptr(),
         gradient_room=packed_gradient.data_ptr(),
+        streams=int(by_x is not None and _is_streamed(by_x)),
     )
     _programs(tile)["back"].run(*places)
 

@@ -33,13 +33,11 @@ class Layout(NamedTuple):
     """Pairs in rows that are multiplied by one panel after another: a cache has room for them beside a panel."""
     strip: int
     """Vectors of columns that a thread packs at a time."""
-    squares: bool
-    """A gradient is packed in squares of 16 rows of 16 pairs, in place of one pair of some rows after another."""
 
 
-VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, strip=4, squares=False)
+VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, strip=4)
 """24 sums in 32 vectors."""
-AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, strip=2, squares=True)
+AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, strip=2)
 """Four registers of 16 × 16 sums, of eight."""
 
 
@@ -97,7 +95,7 @@ class Packer:
                     k.store(self._join(low, high), k.at(target, k.times(pair, width), I32))
 
     def pack_gradient(self, given: Gradient, to: Value) -> None:
-        """The same in panels of so many columns as the layout has rows in a tile, or in squares."""
+        """The same in panels of so many columns as the layout has rows in a tile."""
         k = self.k
         for columns in self._each_strip(given.matrix.columns):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
@@ -117,9 +115,6 @@ class Packer:
         k, matrix = self.k, given.matrix
         pairs, tile_rows = self.pairs_of(matrix.rows), self.layout.tile_rows
         places = [matrix.place, *([k.place(given.gate)] if is_gated else [])]
-        if self.layout.squares:
-            self._pack_squares(given, to, columns, sums, places, is_gated=is_gated)
-            return
         with self._each_pair(matrix) as (pair, rows):
             self._fetch(places, matrix, rows, columns)
             for column, total in zip(columns, sums, strict=True):
@@ -129,37 +124,21 @@ class Packer:
                     place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
                     k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
 
-    def _pack_squares(
-        self,
-        given: Gradient,
-        to: Value,
-        columns: list[Value],
-        sums: list[Value],
-        places: list[Value],
-        *,
-        is_gated: bool,
-    ) -> None:
-        k, pairs = self.k, self.pairs_of(given.matrix.rows)
-        with k.loop(0, pairs, k.lanes) as first:
-            for column, total in zip(columns, sums, strict=True):
-                square = []
-                for pair in (k.sum_of(first, n) for n in range(k.lanes)):
-                    if column is columns[0]:
-                        self._fetch(places, given.matrix, _rows_of(k, pair), columns)
-                    square.append(self._take_pair(given, pair, column, total, is_gated=is_gated))
-                for n, vector in enumerate(transpose(k, square)):
-                    place = k.sum_of(k.times(column, pairs), k.times(k.sum_of(first, n), k.lanes))
-                    k.store(vector, k.at(to, place, I32))
-
     def _take_pair(self, given: Gradient, pair: Value, column: Value, total: Value, *, is_gated: bool) -> Value:
         """The pair of each of a vector of columns, added to their sums."""
-        k, rows = self.k, _rows_of(self.k, pair)
+        rows = rows_of(self.k, pair)
         values = [self._load(given.matrix.place, given.matrix, row, column) for row in rows]
         if is_gated:
             values = [self._gated(given, value, row, column) for value, row in zip(values, rows, strict=True)]
-        low, high = (k.build.bitcast(self._widen(value), k.floats) for value in values)
-        k.store(k.build.fadd(k.get(total, low), k.build.fadd(low, high)), total)
-        return self._join(*values)
+        low, high = values
+        return self._count(low, high, total)
+
+    def _count(self, low: Value, high: Value, total: Value) -> Value:
+        """The pair of two vectors, which are added to the sums of their columns."""
+        k = self.k
+        one, other = (k.build.bitcast(self._widen(value), k.floats) for value in (low, high))
+        k.store(k.build.fadd(k.get(total, one), k.build.fadd(one, other)), total)
+        return self._join(low, high)
 
     def _gated(self, given: Gradient, value: Value, row: Value, column: Value) -> Value:
         """What counts of the gradient, which is kept too."""
@@ -201,7 +180,7 @@ class Packer:
         """A pair's number, and its two rows."""
         k = self.k
         with k.loop(0, self.pairs_of(matrix.rows)) as pair:
-            yield pair, _rows_of(k, pair)
+            yield pair, rows_of(k, pair)
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
         return self.k.build.icmp_signed("<", row, matrix.rows)
@@ -231,6 +210,6 @@ class Packer:
         return self.k.build.or_(self.k.build.zext(low, self.k.ints), self._widen(high))
 
 
-def _rows_of(k: Emitter, pair: Value) -> tuple[Value, Value]:
+def rows_of(k: Emitter, pair: Value) -> tuple[Value, Value]:
     row = k.times(pair, 2)
     return row, k.sum_of(row, 1)

@@ -4,13 +4,13 @@ Some rows by a panel of columns are a *tile*: 24 sums in registers, which each p
 Where there is AMX, `amx_products.py` has other tiles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I16, I32, I64, POINTER, Emitter, Value
-from transduce.model.native.pair_packing import VECTORS, Layout
+from transduce.model.native.pair_packing import VECTORS, Layout, Packer
 
 _UNROLLED = 4  # pairs
 
@@ -18,7 +18,7 @@ Ending = Literal["bias", "add", "mix"]
 """What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number; `add`, they are added
 to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
 
-ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32), "add": (), "mix": (I64, F32, F32)}
+ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64), "add": (), "mix": (I64, F32, F32)}
 """Types of what a tile is told beside places: see `Product.values`."""
 
 
@@ -68,21 +68,23 @@ class Product(NamedTuple):
     """An address: rows of as many elements as there are columns."""
     ending: Ending
     values: tuple[Value, ...] = ()
-    """bias: its address, 0 for none, and what the result is not less than. mix: the address of a matrix like the
-    result, or 0, what it is multiplied by, and what the product is."""
+    """bias: its address, 0 for none, what the result is not less than, and whether it goes past the caches, where that
+    is offered. mix: the address of a matrix like the result, or 0, what it is multiplied by, and what the product
+    is."""
 
 
 class PairMultiplier:
     """Writes tiles, and what goes through them."""
 
     layout: Layout = VECTORS
+    packer: type[Packer] = Packer
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         """Writes the tiles of some endings."""
         self.k = k
         for ending in endings:
-            for vectors in range(1, self.layout.panel // k.lanes + 1):
-                self._write_tile(ending, vectors)
+            for width in (*self._narrow_panels(), self.layout.panel):
+                self._write_tile(ending, width // k.lanes)
 
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """A thread takes some rows of the result, so many at a time that a cache holds them beside a panel."""
@@ -116,9 +118,13 @@ class PairMultiplier:
         whole = k.times(k.build.sdiv(made.columns, k.number(panel)), panel)
         with k.loop(0, whole, panel) as column:
             self._panel(made, tiles(column), column, panel)
-        for width in range(k.lanes, panel, k.lanes):
+        for width in self._narrow_panels():
             with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
                 self._panel(made, tiles(whole), whole, width)
+
+    def _narrow_panels(self) -> Sequence[int]:
+        """How many columns the last panel may have, beside those of a whole one."""
+        return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int) -> None:
         """Some tiles of one panel."""
@@ -175,8 +181,7 @@ class PairMultiplier:
             k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
             return
         if ending == "bias":
-            least = k.splat(values[1])
-            value = k.build.select(k.build.fcmp_ordered("<", value, least), least, value)  # NaN stays
+            value = self._at_least(value, values[1])
         else:
             other, of_other, of_product = values
             mixed = k.variable(k.build.fmul(value, k.splat(of_product)))
@@ -185,6 +190,11 @@ class PairMultiplier:
                 k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
         k.store(narrow(k, value), k.at(out, place, I16))
+
+    def _at_least(self, value: Value, least: Value) -> Value:
+        """What is less becomes that; NaN stays."""
+        floor = self.k.splat(least)
+        return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
         """The products of a pair of each row with those of the panel's columns; rows stride pairs apart, or packed."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from transduce.model.native.emit import Emitter, Value
 from transduce.model.native.engine import program
-from transduce.model.native.pair_packing import Gradient, Matrix, Packer
+from transduce.model.native.pair_packing import Gradient, Matrix
 from transduce.model.native.pair_products import PairMultiplier, Product
 
 
@@ -33,6 +33,8 @@ class ForwardPlaces(NamedTuple):
     """A number, the bits of a float32: outputs are not less."""
     room: Any
     """O × I, in which the matrix is packed already if its address is 0."""
+    streams: Any
+    """A number: whether the outputs go past the caches."""
 
 
 class BackPlaces(NamedTuple):
@@ -64,6 +66,8 @@ class BackPlaces(NamedTuple):
     """I × N, filled up as the layout says."""
     gradient_room: Any
     """O × N, likewise."""
+    streams: Any
+    """A number: whether the gradient by x goes past the caches."""
 
 
 class ProductWriter:
@@ -87,7 +91,9 @@ class ProductWriter:
         k = self.k
         with k.where(k.is_given(given.weight)):
             weight = Matrix(k.place(given.weight), given.outputs, given.inputs)
-            Packer(k, self.multiplier.layout, thread, threads).pack_transposed(weight, k.place(given.room))
+            self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
+                weight, k.place(given.room)
+            )
             k.barrier(threads)
         made = Product(
             left=k.place(given.x),
@@ -97,13 +103,13 @@ class ProductWriter:
             pairs=k.build.sdiv(given.inputs, k.number(2)),
             out=given.out,
             ending="bias",
-            values=(given.bias, k.float_of(given.least)),
+            values=(given.bias, k.float_of(given.least), given.streams),
         )
         self.multiplier.multiply(made, thread, threads)
 
     def _back(self, given: BackPlaces, thread: Value, threads: Value) -> None:
         k = self.k
-        packer = Packer(k, self.multiplier.layout, thread, threads)
+        packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
         gradient = Matrix(k.place(given.gradient), given.positions, given.outputs)
         packed = k.place(given.gradient_room)
@@ -122,7 +128,7 @@ class ProductWriter:
                 pairs=k.build.sdiv(given.outputs, k.number(2)),
                 out=given.by_x,
                 ending="bias",
-                values=(k.number(0), k.real(float("-inf"))),
+                values=(k.number(0), k.real(float("-inf")), given.streams),
             )
             self.multiplier.multiply(made, thread, threads)
         with k.where(wants_weight):

@@ -9,7 +9,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.model.native.emit import I16, Emitter, Value
 from transduce.model.native.engine import program
-from transduce.model.native.pair_packing import Matrix, Packer
+from transduce.model.native.pair_packing import Matrix
 from transduce.model.native.pair_products import PairMultiplier, Product
 from transduce.model.native.rows import transpose
 
@@ -67,7 +67,7 @@ class SquareWriter:
         k = self.k
         start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
-        Packer(k, self.multiplier.layout, thread, threads).pack_transposed(right, k.place(given.room))
+        self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(right, k.place(given.room))
         k.barrier(threads)
         made = self._product(given, (start, given.columns), (square, given.rows))
         self.multiplier.multiply_lower(made, thread, threads)
@@ -78,7 +78,7 @@ class SquareWriter:
         k = self.k
         start, square = self._starts(given, matrix)
         right = Matrix(self._at(given.right, start), given.rows, given.columns)
-        Packer(k, self.multiplier.layout, thread, threads).pack(right, k.place(given.room))
+        self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack(right, k.place(given.room))
         k.barrier(threads)
         made = self._product(given, (square, given.rows), (start, given.columns))
         self.multiplier.multiply(made, thread, threads)
