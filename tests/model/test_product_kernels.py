@@ -103,6 +103,18 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
+def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias, gradient = random(75, 64), random(96, 64), random(96), random(75, 96)
+    found = []
+    for least in (fused_products._STREAMED_BYTES, 0):
+        monkeypatch.setattr(fused_products, "_STREAMED_BYTES", least)
+        by_x = multiply_back(gradient, x, weight, None, Sums(None), by_x=True)
+        assert by_x is not None
+        assert fused_products._is_streamed(by_x) is (least == 0)
+        found.append((multiply(x, weight, bias, relu=True), by_x))
+    assert all(map(torch.equal, *found))
+
+
 def test_no_number_stays_none() -> None:
     x, weight = random(20, 32), random(32, 32)
     x[3] = float("nan")

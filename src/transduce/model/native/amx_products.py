@@ -6,8 +6,7 @@ multiplied: two units of the processor are busy at once. Source: Intel, "Archite
 Programming Reference", chapter "AMX".
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -75,10 +74,7 @@ class AmxMultiplier(PairMultiplier):
         name = tile_name(made.ending, width // k.lanes)
         out = k.at(k.place(made.out), column, F32 if made.ending == "add" else I16)
         panel = k.at(made.panels, k.times(column, made.pairs), I32)
-        values = made.values
-        if values:
-            start = k.sum_of(values[0], k.times(column, 2))
-            values = (k.build.select(k.is_given(values[0]), start, values[0]), *values[1:])
+        values = self._values_from(made, column)
         places = _Places(made.left, panel, made.pairs, out, made.columns, made.rows, first, last, k.number(step))
         with k.build.if_else(k.build.icmp_signed(">=", made.rows, k.number(2 * _ROWS))) as (many, few):
             with many:
@@ -117,7 +113,8 @@ class AmxMultiplier(PairMultiplier):
             first = k.times(k.build.sdiv(pair, k.number(k.lanes)), each_step)
             finish(first, k.sum_of(first, each_step))
 
-        with self._each_tile(given, tile_rows) as row:
+        with k.loop(given.first, given.last, given.step) as number:
+            row = k.lesser(k.times(number, tile_rows), k.build.sub(given.rows, k.number(tile_rows)))
             if ending == "add":
                 self._fetch(tile_rows, _VECTORS, k.at(given.out, k.times(row, given.stride)), given.stride)
             left = k.at(given.left, k.times(row, given.pairs), I32)
@@ -130,13 +127,6 @@ class AmxMultiplier(PairMultiplier):
             k.store(row, row_before)
             k.store(k.number(tile_rows), rows_before)
         finish(none, k.number(tile_rows))
-
-    @contextmanager
-    def _each_tile(self, given: _Places, tile_rows: int) -> Iterator[Value]:
-        """Its first row."""
-        k = self.k
-        with k.loop(given.first, given.last, given.step) as number:
-            yield k.lesser(k.times(number, tile_rows), k.build.sub(given.rows, k.number(tile_rows)))
 
     def _multiply_registers(
         self, left: Value, given: _Places, parts: int, meanwhile: Callable[[Value], None], *, is_packed: bool

@@ -16,6 +16,7 @@ from transduce.model.native.emit import I16, I32, Emitter, Value
 from transduce.model.native.rows import transpose
 
 _AHEAD = 8  # rows that are asked for before they are read
+_STRIP = 4  # vectors of columns that a thread packs at a time
 
 
 class Layout(NamedTuple):
@@ -31,13 +32,11 @@ class Layout(NamedTuple):
     """Rows that are summed over are filled up with zeros to a multiple of this, two for each pair."""
     block: int
     """Pairs in rows that are multiplied by one panel after another: a cache has room for them beside a panel."""
-    strip: int
-    """Vectors of columns that a thread packs at a time."""
 
 
-VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, strip=4)
+VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16)
 """24 sums in 32 vectors."""
-AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, strip=2)
+AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17)
 """Four registers of 16 × 16 sums, of eight."""
 
 
@@ -161,7 +160,7 @@ class Packer:
         k = self.k
         first, last = k.share(k.build.sdiv(columns, k.number(k.lanes)), self.thread, self.threads)
         start = first
-        for together in (self.layout.strip, 1):
+        for together in (_STRIP, 1):
             rest = k.build.srem(k.build.sub(last, start), k.number(together))
             stop = k.build.sub(last, rest)
             with k.loop(start, stop, together) as number:

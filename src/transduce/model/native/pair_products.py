@@ -131,24 +131,25 @@ class PairMultiplier:
         k = self.k
         panel = k.at(made.panels, k.times(column, made.pairs), I32)
         with k.loop(*tiles) as number:
-            self._call_tile(made, k.times(number, self.layout.tile_rows), panel, column, width)
+            self._tile(made, k.times(number, self.layout.tile_rows), panel, column, width)
 
-    def _call_tile(self, made: Product, row: Value, panel: Value, column: Value, width: int) -> None:
-        """A tile from a row on; the last one of all takes some rows once more, to have enough."""
-        self._call(tile_name(made.ending, width // self.k.lanes), self.layout.tile_rows, made, row, panel, column)
-
-    def _call(self, name: str, rows: int, made: Product, row: Value, panel: Value, column: Value) -> None:
-        """Calls a function of a tile of so many rows, from this one on if there are enough of them."""
+    def _tile(self, made: Product, row: Value, panel: Value, column: Value, width: int) -> None:
+        """From a row on; the last one of all takes some rows once more, to have enough."""
         k = self.k
-        row = k.lesser(row, k.build.sub(made.rows, k.number(rows)))
+        row = k.lesser(row, k.build.sub(made.rows, k.number(self.layout.tile_rows)))
         left = k.at(made.left, k.times(row, made.pairs), I32)
         place = k.sum_of(k.times(row, made.columns), column)
         target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
-        values = made.values
-        if values:
-            start = k.sum_of(values[0], k.times(column if made.ending == "bias" else place, 2))
-            values = (k.build.select(k.is_given(values[0]), start, values[0]), *values[1:])
-        k.call(name, left, panel, made.pairs, target, made.columns, *values)
+        values = self._values_from(made, column if made.ending == "bias" else place)
+        k.call(tile_name(made.ending, width // k.lanes), left, panel, made.pairs, target, made.columns, *values)
+
+    def _values_from(self, made: Product, element: Value) -> tuple[Value, ...]:
+        """The same values, of which the address, if there is one, is that of another element of bfloat16."""
+        k = self.k
+        if not made.values:
+            return ()
+        address, *rest = made.values
+        return (k.build.select(k.is_given(address), k.sum_of(address, k.times(element, 2)), address), *rest)
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
