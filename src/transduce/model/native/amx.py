@@ -2,8 +2,9 @@
 
 It takes the same integers as `vpdpbusd`, in the same places, and adds up the same sums: 16 rows × 16 outputs × 64
 inputs at a time; or 32 inputs of bfloat16, in the places of `vpdpbf16ps` but in another order. A function here
-multiplies 16 or 32 rows by a block of 64 outputs, with 2 registers of activations, 2 of weights and 4 of sums, so that
-each that is loaded is used twice. Of `halves`, the two of activations are both halves of the same 16 rows. Source:
+multiplies 16 or 32 rows at a time by a block of 64 outputs, with 2 registers of activations, 2 of weights and 4 of
+sums, so that each that is loaded is used twice; vectors finish the sums while the next ones are made. Of `halves`, the
+two of activations are both halves of the same 16 rows. Source:
 Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX".
 """
 
@@ -22,14 +23,14 @@ _ACTIVATIONS, _WEIGHTS = 4, 6  # numbers of the first such registers; sums are 0
 
 
 def write_blocks(k: Emitter, tile: Tile, ending: str) -> None:
-    """`amx_<kind>_<ending>_<parts>(place…, count)`: so many rows, 16 × parts at most; `halves` have 2 parts of 16 rows.
+    """`amx_<kind>_<ending>_<parts>(place…, rows)`: all rows, 16 × parts at a time; `halves` have 2 parts of 16 rows.
 
     Whatever stands after the last row is read too, as far as the register reaches, and not used.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.planes == 2 else (1, 2):
-        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *PLACE, I64) as (*arguments, count):
-            _write_block(k, tile, ending, parts, Place(*arguments), count)
+        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *PLACE, I64) as (*arguments, rows):
+            _Blocks(k, tile, ending, parts, Place(*arguments)).write(rows)
 
 
 def pays(k: Emitter, tile: Tile, rows: Value, width: Value) -> Value:
@@ -49,17 +50,17 @@ def _inputs(tile: Tile) -> int:
 
 def write_rows(k: Emitter, tile: Tile, ending: str, rows: Value, place_of: Callable[[Value], Place]) -> None:
     """Multiplies all rows by one block of weights; `place_of` gives the arguments for those from one on."""
-    most = REGISTER_ROWS if tile.planes == 2 else 2 * REGISTER_ROWS
-    with k.loop(0, rows, most) as row:
-        place, count = place_of(row), k.lesser(k.build.sub(rows, row), k.number(most))
-        if tile.planes == 2:
-            k.call(f"amx_{tile.kind}_{ending}_2", *place, count)
-        else:
-            with k.build.if_else(k.build.icmp_signed(">", count, k.number(REGISTER_ROWS))) as (many, few):
-                with many:
-                    k.call(f"amx_{tile.kind}_{ending}_2", *place, count)
-                with few:
-                    k.call(f"amx_{tile.kind}_{ending}_1", *place, count)
+    if tile.planes == 2:
+        k.call(f"amx_{tile.kind}_{ending}_2", *place_of(k.number(0)), rows)
+        return
+    # What is left is taken 32 rows at a time, too, if it is more than 16.
+    rest = k.build.srem(rows, k.number(2 * REGISTER_ROWS))
+    is_few = k.build.icmp_signed("<=", rest, k.number(REGISTER_ROWS))
+    many = k.build.select(is_few, k.build.sub(rows, rest), rows)
+    with k.where(k.build.icmp_signed(">", many, k.number(0))):
+        k.call(f"amx_{tile.kind}_{ending}_2", *place_of(k.number(0)), many)
+    with k.where(k.build.icmp_signed("<", many, rows)):
+        k.call(f"amx_{tile.kind}_{ending}_1", *place_of(many), k.build.sub(rows, many))
 
 
 def configure(k: Emitter) -> None:
@@ -101,53 +102,91 @@ def store(k: Emitter, number: int, place: Value, row_bytes: int = REGISTER_BYTES
     k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.number(row_bytes))
 
 
-def _write_block(k: Emitter, tile: Tile, ending: str, parts: int, place: Place, count: Value) -> None:
-    with k.build.goto_entry_block():
-        sums = k.build.alloca(ir.ArrayType(I32, 4 * REGISTER_ROWS * tile.lanes))
-        sums.align = 64
-    row_bytes = k.times(place.width, tile.planes, tile.weight_bytes)
-    next_part = place.width if tile.planes == 2 else k.times(row_bytes, REGISTER_ROWS)
-    multiply = "llvm.x86.tdpbf16ps" if tile.is_float else "llvm.x86.tdpbusd"
-    for first_vector in range(0, tile.vectors, 2):
+class _Blocks:
+    """Rows by 64 outputs, in turns of 16 or 32 rows by 32 outputs, whose sums vectors take up in the turn after."""
+
+    def __init__(self, k: Emitter, tile: Tile, ending: str, parts: int, place: Place) -> None:
+        self.k, self.tile, self.ending, self.parts, self.place = k, tile, ending, parts, place
+        self.most = REGISTER_ROWS if tile.planes == 2 else parts * REGISTER_ROWS
+        self.size = REGISTER_ROWS * tile.lanes  # of a register of sums
+        with k.build.goto_entry_block():
+            self.sums = k.build.alloca(ir.ArrayType(I32, 2 * 4 * self.size))  # of two turns
+            self.sums.align = 64
+        none = k.number(0)
+        self.side, self.row_before, self.column_before, self.count_before = (k.variable(none) for _ in range(4))
+
+    def write(self, rows: Value) -> None:
+        """All of them."""
+        k, none = self.k, self.k.number(0)
+        steps = k.build.sdiv(k.times(self.place.width, self.tile.weight_bytes), k.number(REGISTER_BYTES))
+        each_step = k.build.sdiv(k.sum_of(steps, self.most - 1), steps)
+        with k.loop(0, rows, self.most) as row:
+            for vector in range(0, self.tile.vectors, 2):
+                self._multiply(row, vector, each_step)
+                for number in range(2 * self.parts):
+                    there = k.sum_of(k.get(self.side, none), number * self.size)
+                    store(k, number, k.at(self.sums, there, I32))
+                k.store(k.build.sub(k.number(4 * self.size), k.get(self.side, none)), self.side)
+                k.store(row, self.row_before)
+                k.store(k.number(vector * self.tile.lanes), self.column_before)
+                k.store(k.lesser(k.build.sub(rows, row), k.number(self.most)), self.count_before)
+        self._finish(none, k.number(self.most))
+
+    def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
+        """Two vectors of outputs of the rows from one on; after each step along the inputs, some rows of before."""
+        k, tile, place, parts = self.k, self.tile, self.place, self.parts
+        row_bytes = k.times(place.width, tile.planes, tile.weight_bytes)
+        rounded = k.at(place.rounded, k.times(row, row_bytes), I8)
+        next_part = place.width if tile.planes == 2 else k.times(row_bytes, REGISTER_ROWS)
+        multiply = "llvm.x86.tdpbf16ps" if tile.is_float else "llvm.x86.tdpbusd"
         for number in range(2 * parts):
             zero(k, number)
         with k.loop(0, k.times(place.width, tile.weight_bytes), REGISTER_BYTES) as first:
-            line = k.at(place.weights, k.sum_of(k.times(first, tile.columns), first_vector * REGISTER_BYTES), I8)
+            line = k.at(place.weights, k.sum_of(k.times(first, tile.columns), vector * REGISTER_BYTES), I8)
             for number in range(2):
                 there = k.at(line, number * REGISTER_BYTES, I8)
                 stride = k.number(tile.columns * tile.group * tile.weight_bytes)
                 load(k, _WEIGHTS + number, there, stride)
             for part in range(parts):
-                there = k.at(place.rounded, k.sum_of(first, k.times(next_part, part)), I8)
+                there = k.at(rounded, k.sum_of(first, k.times(next_part, part)), I8)
                 load(k, _ACTIVATIONS + part, there, row_bytes)
                 for number in range(2):
                     registers = (2 * part + number, _ACTIVATIONS + part, _WEIGHTS + number)
                     k.intrinsic(multiply, VOID, *map(register, registers))
-        for number in range(2 * parts):
-            there = k.at(sums, number * REGISTER_ROWS * tile.lanes, I32)
-            store(k, number, there)
-        _finish_rows(k, tile, ending, (place, sums, count), first_vector)
+            start = k.times(k.build.sdiv(first, k.number(REGISTER_BYTES)), each_step)
+            self._finish(start, k.sum_of(start, each_step))
 
+    def _finish(self, first: Value, last: Value) -> None:
+        """Rows of the turn before."""
+        k, tile, none = self.k, self.tile, self.k.number(0)
+        row_before, column = k.get(self.row_before, none), k.get(self.column_before, none)
+        place = self.place._replace(
+            scales=k.at(self.place.scales, row_before),
+            start=k.at(self.place.start, column),
+            steps=k.at(self.place.steps, column),
+            bias=k.at(self.place.bias, column),
+            out=k.at(self.place.out, k.sum_of(k.times(row_before, self.place.stride), column)),
+        )
+        sums = k.at(self.sums, k.build.sub(k.number(4 * self.size), k.get(self.side, none)))
+        begins, kind = (place.bias, F32) if tile.is_float else (place.start, I32)
+        starts = [k.load(k.at(begins, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes)) for vector in range(2)]
+        with k.loop(first, k.lesser(last, k.get(self.count_before, none))) as row:
+            # With one part after the other, row 16 is the first of the second part, which stands two registers further.
+            part = 0 if tile.planes == 2 else k.build.sdiv(row, k.number(REGISTER_ROWS))
+            here = k.sum_of(k.times(row, tile.lanes), k.times(part, self.size))
+            self._finish_row(place, row, k.at(sums, here), starts)
 
-def _finish_rows(k: Emitter, tile: Tile, ending: str, found: tuple[Place, Value, Value], first_vector: int) -> None:
-    place, sums, count = found
-    vectors = (first_vector, first_vector + 1)
-    begins, kind = (place.bias, F32) if tile.is_float else (place.start, I32)
-    starts = [k.load(k.at(begins, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes)) for vector in vectors]
-    with k.loop(0, count) as row:
-        # With one part after the other, row 16 is the first of the second part, which stands two registers further.
-        part = 0 if tile.planes == 2 else k.build.sdiv(row, k.number(REGISTER_ROWS))
-        place_of_row = k.sum_of(k.times(row, tile.lanes), k.times(part, REGISTER_ROWS * tile.lanes))
-        totals = {}
-        for number, vector in enumerate(vectors):
-            here = k.at(sums, k.sum_of(place_of_row, number * REGISTER_ROWS * tile.lanes), I32)
+    def _finish_row(self, place: Place, row: Value, sums: Value, starts: list[Value]) -> None:
+        k, tile, totals = self.k, self.tile, {}
+        for vector, start in enumerate(starts):
+            here = k.at(sums, vector * self.size)
             if tile.is_float:
-                put(k, place, ending, row, vector, k.build.fadd(k.load(here, k.floats), starts[number]))
+                put(k, place, self.ending, row, vector, k.build.fadd(k.load(here, k.floats), start))
                 continue
             total = k.load(here, k.ints)
             if tile.planes == 2:
-                low = k.load(k.at(here, 2 * REGISTER_ROWS * tile.lanes, I32), k.ints)
+                low = k.load(k.at(here, 2 * self.size), k.ints)
                 total = k.build.add(join_halves(k, total), low)
-            totals[vector] = k.build.add(total, starts[number])
+            totals[vector] = k.build.add(total, start)
         if not tile.is_float:
-            finish(k, place, ending, row, totals)
+            finish(k, place, self.ending, row, totals)
