@@ -54,7 +54,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "generate": {"search": {"beam_size": 2, "generate": {}}},
 }
 # What such a search waits for: before it, in each step, and for each time that sentences leave, at most.
-WAITS = {"greedy": (1, 1, 2), "beam": (1, 2, 4), "coverage": (1, 6, 0), "greedy-prefix": (2, 1, 1)}
+WAITS = {"greedy": (1, 1, 2), "beam": (1, 2, 4), "coverage": (1, 6, 0), "greedy-prefix": (2, 1, 2)}
 # Where its steps are counted, by how many waits each.
 STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 

@@ -33,6 +33,8 @@ CARD = "transduce.examples"
 PAIRS, STATES = 256, 16  # of a sentence's nearest pairs, and of their states, so many are asked
 _MOST_ELEMENTS = 1 << 26  # of the states of a batch's nearest pairs: 256 MB
 _ROWS = 1 << 16  # of pairs that are compared at a time
+_LEVELS = 10_000  # of the likeness of two sources, from none to being about the same
+_ALIKE = 1e-3  # of the temperature: distances that differ by less weigh the same
 _MOST_DIFFERENCE = 0.1  # of a state by another precision, beside its own size
 
 
@@ -99,9 +101,12 @@ class Neighbours:
         for row, (own, voters) in enumerate(zip(states, self._voters, strict=True)):
             # The many states first: the library's product of few rows with many is half as fast.
             distances = torch.addmm(voters.norms[:, None], voters.states, own.T, beta=-1.0, alpha=2.0)  # (M, W)
-            found = distances.T.contiguous().topk(min(STATES, len(distances)), dim=-1)
-            near[row, :, : found.values.shape[1]] = found.values
-            pieces[row, :, : found.values.shape[1]] = voters.labels[found.indices]
+            # As for `Examples.near`, of those that are as near but for rounding the first counts as nearer.
+            ranks = (distances.T.double() / (_ALIKE * self._card.temperature)).round_()
+            ranks -= torch.arange(len(distances), device=ranks.device) / len(distances)
+            found = ranks.topk(min(STATES, len(distances)), dim=-1).indices
+            near[row, :, : found.shape[1]] = distances.T.gather(-1, found)
+            pieces[row, :, : found.shape[1]] = voters.labels[found]
         return pieces, near
 
     def mixed(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
@@ -142,12 +147,17 @@ class Examples:
         return max(1, int(_MOST_ELEMENTS / max(1.0, each)))
 
     def near(self, model: EncoderDecoder, source_ids: Ids, count: int = PAIRS) -> Tensor:
-        """The nearest pairs of sentences by what their sources are about, nearest first, (B, n)."""
+        """The nearest pairs of sentences by what their sources are about, nearest first, (B, n).
+
+        Of those that are as near but for rounding, which depends on the batch, the first counts as nearer.
+        """
         about = about_sources(model, source_ids, self.remembered.rarities)
         best: list[tuple[Tensor, Tensor]] = []
         for number, rows in enumerate(self.remembered.sources.split(_ROWS)):
-            found = (about @ rows.float().T).topk(min(count, len(rows)), dim=-1)
-            best.append((found.values, found.indices + number * _ROWS))
+            places = torch.arange(len(rows)) + number * _ROWS
+            nearness = ((about @ rows.float().T).double() * _LEVELS).round_() - places / self.card.pairs
+            found = nearness.topk(min(count, len(rows)), dim=-1)
+            best.append((found.values, places[found.indices]))
         values, places = (torch.cat(each, dim=-1) for each in zip(*best, strict=True))
         return places.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
 
