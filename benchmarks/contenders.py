@@ -19,6 +19,16 @@ class Contender(NamedTuple):
     engine: str
     script: str
     form: str
+    threads: int | None = None
+    """None: as many as the plan says."""
+    together: int = 1
+    """Batches that it decodes at once, each on so many threads."""
+
+    @property
+    def name(self) -> str:
+        """With what is not the plan's."""
+        threads = "" if self.threads is None else f", {self.threads} thread{'s'[: self.threads != 1]}"
+        return f"{self.engine} {self.form}{threads}{f', {self.together} batches at once' if self.together > 1 else ''}"
 
 
 class Worker:
@@ -76,7 +86,8 @@ def start_workers(
             continue
         folder = str(converted) if contender.engine == "CTranslate2" else plan.folder
         interpreter = Path(sys.executable) if contender.engine == "transduce" else python
-        own = plan._replace(folder=folder, form=contender.form)
+        threads = contender.threads or plan.threads
+        own = plan._replace(folder=folder, form=contender.form, threads=threads, together=contender.together)
         workers.append(Worker(contender, own, interpreter, environment))
         stack.callback(workers[-1].close)
         if plan.device == "cpu":
@@ -107,13 +118,18 @@ def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
 
 
 def _tell(contender: Contender, order: Order, answer: dict[str, Any] | None) -> None:
-    what = f"{contender.engine} {contender.form}, beam {order.beam_size}, batch {order.batch_size}"
+    what = f"{contender.name}, beam {order.beam_size}, batch {order.batch_size}"
     rate = f"{answer['pieces'] / answer['seconds']:,.0f} pieces/s" if answer else "cannot"
     print(f"... {what}: {rate}", file=sys.stderr, flush=True)
 
 
 def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool:
-    """Hugging Face's `generate` is slow, and only its rate at the greatest batch size is asked for."""
+    """Hugging Face's `generate` is slow, and only its rate at the greatest batch size is asked for.
+
+    Who decodes batches at once is not asked how long a sentence takes alone.
+    """
+    if contender.together > 1 and order.batch_size == 1:
+        return False
     largest = max(each.batch_size for each in orders)
     return contender.engine != "Hugging Face" or order.batch_size == largest
 

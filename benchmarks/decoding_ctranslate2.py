@@ -9,7 +9,7 @@ def main() -> None:
     plan, sentences = read_plan()
     bare = resident_bytes()
     translator = ctranslate2.Translator(
-        plan.folder, device=plan.device, compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
+        plan.folder, device=plan.device, compute_type=plan.form, intra_threads=plan.threads, inter_threads=plan.together
     )
     pieces = sentences["pieces"]
 
@@ -23,7 +23,7 @@ def main() -> None:
         )
         return sum(len(result.hypotheses[0]) + 1 for result in found)
 
-    serve(decode, len(pieces), bare)
+    serve(decode, len(pieces), bare, plan.together)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """transduce as a worker of decoding_speed.py."""
 
+from queue import SimpleQueue
+
 from decoding_worker import read_plan, resident_bytes, serve
 
 from transduce.model.fast import has_kernels
 from transduce.runtime.opening import load
+from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 
@@ -12,15 +15,19 @@ def main() -> None:
     plan, sentences = read_plan()
     has_kernels()  # opens LLVM's library, where it is installed: a part of the import that others do at once
     bare = resident_bytes()
-    translator = load(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device)
+    idle: SimpleQueue[Translator] = SimpleQueue()
+    for _ in range(plan.together):  # as `transduce translate --workers`, but in one process
+        idle.put(load(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device))
     ids = sentences["ids"]
 
     def decode(places: list[int], beam_size: int) -> int:
         search = SearchSettings(beam_size=beam_size, max_length=plan.longest, length_penalty=plan.length_penalty)
+        translator = idle.get()
         found = translator.search_ids([ids[place] for place in places], search)
+        idle.put(translator)
         return sum(len(hypotheses[0].piece_log_probabilities) for hypotheses in found)
 
-    serve(decode, len(ids), bare)
+    serve(decode, len(ids), bare, plan.together)
 
 
 if __name__ == "__main__":

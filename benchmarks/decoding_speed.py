@@ -10,11 +10,12 @@
     python benchmarks/decoding_speed.py --json rows.json      # the figures as a list of rows; `-` for standard output
 
 The same weights, the same test sentences of Tatoeba German to English in the same pieces, sorted by length, the same
-beam and the same longest translation. Every engine in each of its forms is a process of its own; they take turns, the
-median over the rounds counts, and of each engine its best form and batch size; a form that is far behind in the first
-round is not asked again. Models are kept in models/decoding-speed; the first run makes the peers' environment. Our
-precision int8 is fast where llvmlite is installed, the extra `fast`. Engines rank hypotheses by slightly different
-length penalties, so output pieces are counted for each.
+beam and the same longest translation. Every engine in each of its forms is a process of its own. Threads may hinder one
+another, so that ours and CTranslate2 are also asked on one thread, and on one for each of several batches at once. They
+take turns, the median over the rounds counts, and of each engine its best form and batch size; a form that is far
+behind in the first round is not asked again. Models are kept in models/decoding-speed; the first run makes the peers'
+environment. Our precision int8 is fast where llvmlite is installed, the extra `fast`. Engines rank hypotheses by
+slightly different length penalties, so output pieces are counted for each.
 """
 
 import itertools
@@ -88,9 +89,11 @@ class Device(NamedTuple):
     sentences: int
     """Timed in batches, spread over the lengths."""
 
-    def contenders(self) -> list[Contender]:
-        """All engines in all forms."""
-        return [
+    def contenders(self, threads: int) -> list[Contender]:
+        """All engines in all forms; ours and CTranslate2, whose threads may hinder one another, also on one, and one a
+        batch.
+        """
+        found = [
             *(Contender("transduce", "decoding_ours.py", form) for form in self.own),
             *(Contender("CTranslate2", "decoding_ctranslate2.py", form) for form in self.ctranslate2),
             *(
@@ -99,6 +102,10 @@ class Device(NamedTuple):
                 for attention in ("sdpa", "eager")
             ),
         ]
+        if threads == 1:
+            return found
+        alone = [each._replace(threads=1) for each in found if each.engine != "Hugging Face"]
+        return [*found, *alone, *(each._replace(together=threads) for each in alone)]
 
 
 DEVICES = {
@@ -171,7 +178,7 @@ def best_rate(
 ) -> Best:
     """Output pieces a second of the best form, or of this one, at the best batch size."""
     rates = {
-        f"{contender.engine} {contender.form}, batch {order.batch_size}": statistics.median(
+        f"{contender.name}, batch {order.batch_size}": statistics.median(
             row["pieces"] / row[f"{clock}seconds"] for row in rows
         )
         for (contender, order), rows in answers.items()
@@ -195,7 +202,7 @@ def best_latency(
         if contender.engine == engine and order.beam_size == beam_size and order.batch_size == 1:
             sorted_rows = [sorted(row[f"{clock}latencies"]) for row in rows]
             medians = statistics.median(row[int(share * (len(row) - 1))] for row in sorted_rows)
-            latencies[f"{contender.engine} {contender.form}"] = medians * 1000.0
+            latencies[contender.name] = medians * 1000.0
     name = min(latencies, key=lambda each: latencies[each])
     return Best(name, latencies[name])
 
@@ -266,12 +273,9 @@ def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
     for (contender, _), rows in answers.items():
         if contender.engine in peaks:
             most = max(row["model_bytes"] for row in rows) / 2**20
-            known = peaks[contender.engine].get(contender.form, 0.0)
-            peaks[contender.engine][contender.form] = max(most, known)
-    ours, peer = (
-        Best(f"{engine} {min(forms, key=lambda form: forms[form])}", min(forms.values()))
-        for engine, forms in peaks.items()
-    )
+            known = peaks[contender.engine].get(contender.name, 0.0)
+            peaks[contender.engine][contender.name] = max(most, known)
+    ours, peer = (Best(min(forms, key=lambda name: forms[name]), min(forms.values())) for forms in peaks.values())
     return row_beside(f"{size}, memory less the bare import", "MiB", ours, peer, ("<=", 1.0) if judged else None)
 
 
@@ -325,7 +329,8 @@ def run_all(
     python, threads = peers
     skipped = "Hugging Face" if "transformers" in said.skip else None
     device = DEVICES[said.device]
-    wanted = [each for each in device.contenders() if each.engine != skipped]
+    several = threads if said.device == "cpu" and said.threads is None else 1
+    wanted = [each for each in device.contenders(several) if each.engine != skipped]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = load(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"

@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ class Plan(NamedTuple):
     longest: int
     """New pieces at most, end symbol included."""
     length_penalty: float
+    together: int = 1
+    """Batches that are decoded at once."""
 
 
 class Order(NamedTuple):
@@ -71,18 +74,28 @@ def read_plan() -> tuple[Plan, dict[str, list[list[Any]]]]:
         return plan, json.load(file)
 
 
-def serve(decode: Decode, count: int, bare_bytes: int) -> None:
-    """Decodes as asked. `bare_bytes` is the memory after the engine's import, before the model."""
+def serve(decode: Decode, count: int, bare_bytes: int, together: int = 1) -> None:
+    """Decodes as asked, so many batches at once.
+
+    `bare_bytes` is the memory after the engine's import, before the model.
+
+    Of several at once the seconds of each are not told.
+    """
     _say({"ready": True})
+    pool = ThreadPoolExecutor(together)
     for line in sys.stdin:
         forget_peak()
         order = Order(**json.loads(line))
         places = [number * count // order.sentences for number in range(order.sentences)]
+        batches = [places[first : first + order.batch_size] for first in range(0, len(places), order.batch_size)]
         latencies, pieces = [], 0
         started_at, processor_at = time.monotonic(), time.process_time()
-        for first in range(0, len(places), order.batch_size):
+        if together > 1:
+            # The longest first, so that none is left for the end.
+            pieces = sum(pool.map(lambda batch, beam=order.beam_size: decode(batch, beam), reversed(batches)))
+        for batch in batches if together == 1 else ():
             one_at, one_processor_at = time.monotonic(), time.process_time()
-            pieces += decode(places[first : first + order.batch_size], order.beam_size)
+            pieces += decode(batch, order.beam_size)
             latencies.append((time.monotonic() - one_at, time.process_time() - one_processor_at))
         _say(
             {
