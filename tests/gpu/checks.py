@@ -396,10 +396,10 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
             seen.extend([] if found is None else [found])
             return found
 
-        with mock.patch.object(GpuTraining.packed, "run_layer", run_layer):
+        with mock.patch.object(GpuTraining, "run_layer", staticmethod(run_layer)):
             found = losses(KERNELS, config, "adam")
         assert len(layers) == 3 * (config.num_encoder_layers + config.num_decoder_layers)  # of each step
-        with mock.patch.object(GpuTraining.packed, "run_layer", return_value=None):
+        with mock.patch.object(GpuTraining, "run_layer", return_value=None):
             expected = losses(KERNELS, config, "adam")
         if DEVICE == "cpu":  # where sums are made in one order
             assert found[0] == expected[0]

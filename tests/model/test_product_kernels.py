@@ -37,9 +37,9 @@ HALF_STEP = 2.0**-8  # of bfloat16, relative: what rounding once may change
 # Positions, inputs, outputs: one tile and its neighbours, panels of one, two and three vectors, and several of them.
 SIZES = pytest.mark.parametrize(
     ("positions", "inputs", "outputs"),
-    [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224)]
+    [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224), (1060, 1088, 320)]
     if TILE.amx
-    else [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208)],
+    else [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208), (2100, 992, 272)],
 )
 
 

@@ -17,9 +17,11 @@ from transduce.model.config import ModelConfig
 from transduce.model.fused import Rows, training_kernels, training_with
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
+from transduce.model.native import fused_rows
 from transduce.model.native.engine import find_tile
 from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
+from transduce.model.native.training_rows import DropPlaces
 from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy
@@ -227,6 +229,53 @@ def test_dropout_without_a_residual() -> None:
 
 
 @DTYPES
+def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
+    x, found = torch.ones(3, 112).to(dtype), []
+    for tile in TILES:
+        out = torch.empty_like(x)
+        places = DropPlaces(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
+        fused_rows._programs_of(dtype, tile)["drop"].run(*places)
+        found.append(out)
+    assert torch.equal(*found)
+
+
+@DTYPES
+@pytest.mark.parametrize("has_bias", [True, False], ids=["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
+@pytest.mark.parametrize("width", [16, 64, 176])
+def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summed: bool, width: int) -> None:
+    torch.manual_seed(9)
+    x, weight, bias = (torch.randn(*size, width).to(dtype).requires_grad_() for size in ((3, 7), (), ()))
+    totals = [torch.full((width,), 5.0), torch.full((width,), 7.0)]
+    if is_summed:
+        for parameter, total in zip((weight, bias), totals, strict=True):
+            add_gradients_to(parameter, total)
+    kept, found = KERNELS.fork_norm(x, weight, bias if has_bias else None, 1e-5)
+    assert torch.equal(kept, x)
+    slopes = torch.randn_like(found), torch.randn_like(found)
+    torch.autograd.backward((kept, found), slopes)
+    wide = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
+    wanted = F.layer_norm(wide[0], [width], wide[1], wide[2], 1e-5)
+    wanted = wanted if has_bias else F.rms_norm(wide[0], [width], wide[1], 1e-5)
+    assert_near(found, wanted)
+    torch.autograd.backward((wide[0], wanted), [each.double() for each in slopes])
+    assert x.grad is not None
+    assert wide[0].grad is not None
+    assert_near(x.grad, wide[0].grad)
+    for parameter, total, own in list(zip((weight, bias), totals, wide[1:], strict=True))[: 1 + has_bias]:
+        assert own.grad is not None
+        if is_summed:
+            assert parameter.grad is None
+            assert_near((total - (5.0 if parameter is weight else 7.0)).to(dtype), own.grad)
+        else:
+            assert parameter.grad is not None
+            assert_near(parameter.grad, own.grad)
+    assert KERNELS.fork_norm(x, weight, bias, 1e-5)[0].requires_grad
+    (alone,) = torch.autograd.grad(KERNELS.fork_norm(x, weight, bias, 1e-5)[0], x, slopes[0])
+    assert torch.equal(alone, slopes[0])
+
+
+@DTYPES
 @pytest.mark.parametrize("rows", [None, Rows(32, 96)], ids=str)
 @pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
 @pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
@@ -323,7 +372,7 @@ def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, i
     counting = Counting()
     with training_with(counting):
         learn(model, *batch(model.config.pad_id), 0.1)
-    counting.used["norms"] = counting.used["layer_norm"] + counting.used["rms_norm"]
+    counting.used["norms"] = sum(counting.used[name] for name in ("layer_norm", "rms_norm", "fork_norm"))
     assert tuple(counting.used[name] for name in ("attend", "norms", "drop_and_add", "linear")) == wanted
     assert counting.used["turn"] == (4 if settings.get("positions") == "rotary" else 0)
     assert counting.used["softmax_"] == 1

@@ -5,6 +5,8 @@ Legend: B batch, Q queries, L keys, D model width, H heads, G heads of keys and 
 value.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from transduce.model.attend import attend
@@ -129,24 +131,20 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, mask: AttentionMask | Window | None, rotation: Rotation | None
     ) -> Tensor | None:
         """Context by kernels of our own, (B, Q, H × V), where there are some that do just this."""
-        kernels, num_keys = training_kernels(), (x if memory is None else memory).shape[1]
-        if kernels is None or not self._is_plain or not kernels.suits_attention(x, num_keys, self.d_k):
+        kernels, others = training_kernels(), x if memory is None else memory
+        if kernels is None or not self.is_plain or not kernels.suits_attention(x, others.shape[1], self.d_k):
+            return None
+        known = kernel_lengths(x, memory, mask)
+        if known is None:
             return None
         if rotation is not None and (rotation.cosine.dim() > 2 or not kernels.suits_turning(x, self.d_k)):
             return None
-        lengths = None
-        if memory is not None or not isinstance(mask, LookAheadMask):
-            if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
-                return None
-            if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
-                return None
-            lengths = mask.lengths.expand(len(x)).contiguous()
         if memory is None:
             projected = self.projection(x)
             if rotation is not None:
                 projected = kernels.turn(projected, rotation, 2 * self.num_heads)
-            return kernels.attend(projected, None, lengths, self.num_heads)
-        return kernels.attend(self._queries(x), self._keys_and_values(memory), lengths, self.num_heads)
+            return kernels.attend(projected, None, known.lengths, self.num_heads)
+        return kernels.attend(self._queries(x), self._keys_and_values(memory), known.lengths, self.num_heads)
 
     def _attend_packed(self, x: Tensor, memory: Tensor | None, mask: PackedMask) -> Tensor:
         """Context of a packed batch, (1, Q, H × V)."""
@@ -158,7 +156,7 @@ class MultiHeadAttention(nn.Module):
         return kernels.packed.attend(self._queries(x), self._keys_and_values(memory), mask, self.num_heads)
 
     @property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Scaled products of as many keys as queries, nothing dropped."""
         drops = self.dropout.training and self.dropout.drop_of_256
         return self.score is None and len(set(self.widths)) == 1 and not drops
@@ -197,6 +195,25 @@ class MultiHeadAttention(nn.Module):
     def _share(self, x: Tensor) -> Tensor:
         """Keys or values of G heads for all H: (B, G, L, K) to (B, H, L, K)."""
         return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
+
+
+class KeyLengths(NamedTuple):
+    """How kernels are told who attends to whom."""
+
+    lengths: Tensor | None
+    """Keys of each sentence, int64, (B,); None: no position sees what follows it."""
+
+
+def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
+    """Of attention of x, (B, Q, D), to itself or to a memory, (B, S, D); None where the mask says something else."""
+    if memory is None and isinstance(mask, LookAheadMask):
+        return KeyLengths(None)
+    num_keys = (x if memory is None else memory).shape[1]
+    if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
+        return None
+    if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
+        return None
+    return KeyLengths(mask.lengths.expand(len(x)).contiguous())
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:

@@ -121,21 +121,6 @@ class PackedAttention(Protocol):
             (1, N, H × K).
         """
 
-    def run_layer(
-        self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[PackedMask]
-    ) -> Tensor | None:
-        """A whole layer in training, of an encoder or, with a memory, of a decoder; None where that is not offered.
-
-        Args:
-            layer: of any bricks.
-            x: its input, (1, N, D), which `TrainingKernels.suits_rows` takes.
-            memory: the encoder's output, (1, M, D).
-            masks: of attention to itself, and to the memory.
-
-        Returns:
-            (1, N, D): what the layer's bricks compute one after another.
-        """
-
     def record_losses(self, model: nn.Module) -> LossRecorder:
         """Of a model in training."""
 
@@ -146,6 +131,19 @@ class TrainingKernels(SquareProducts, Protocol):
     @property
     def packed(self) -> PackedAttention | None:
         """Where batches are best packed: attention among them."""
+
+    def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+        """A whole layer in training, of an encoder or, with a memory, of a decoder; None where that is not offered.
+
+        Args:
+            layer: of any bricks.
+            x: its input, (B, T, D), or of a packed batch (1, N, D), which `suits_rows` takes.
+            memory: the encoder's output, (B, S, D), or (1, M, D).
+            masks: of attention to itself, and to the memory. Nothing else says who sees whom.
+
+        Returns:
+            What the layer's bricks compute one after another, like x.
+        """
 
     def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
         """Whether `attend` takes heads of this width with so many keys, in x's kind of numbers, on its device."""
@@ -188,7 +186,7 @@ class TrainingKernels(SquareProducts, Protocol):
     def fork_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor] | None:
         """x itself and its norm, LayerNorm's, or without a bias RMSNorm's; None where that is not offered.
 
-        It is for residual connections: the gradients by both are added up as they come, if it pays.
+        It is for residual connections: the gradients by both are added up as they come.
         """
 
     def sum_rows(self, x: Tensor) -> Tensor:
@@ -303,12 +301,10 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
         _Kernels.training = before
 
 
-def run_packed(layer: nn.Module, x: Tensor, memory: Tensor | None, *masks: object) -> Tensor | None:
-    """`PackedAttention.run_layer` by the kernels in use; None where the masks are not a packed batch's, too."""
-    kernels, known = _Kernels.training, [mask for mask in masks if isinstance(mask, PackedMask)]
-    if kernels is None or kernels.packed is None or len(known) < len(masks) or not kernels.suits_rows(x):
-        return None
-    return kernels.packed.run_layer(layer, x, memory, known)
+def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, *masks: object) -> Tensor | None:
+    """`TrainingKernels.run_layer` by the kernels in use; None where there are none."""
+    kernels = _Kernels.training
+    return None if kernels is None or not kernels.suits_rows(x) else kernels.run_layer(layer, x, memory, masks)
 
 
 def training_kernels() -> TrainingKernels | None:

@@ -12,7 +12,7 @@ from transduce.model.cache import LayerCache
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.feed_forward import build_feed_forward
-from transduce.model.fused import run_packed
+from transduce.model.fused import run_layer
 from transduce.model.masks import AttentionMask
 from transduce.model.norms import build_norm, fork, normalize
 from transduce.model.packing import PackedMask
@@ -65,7 +65,8 @@ class EncoderLayer(nn.Module):
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
         """(B, S, D) to (B, S, D); mask and reach are what `StackPositions` makes."""
-        if (whole := run_packed(self, x, None, mask)) is not None:
+        is_plain = cache is None and weights_to is None and reach.rotation is None
+        if is_plain and (whole := run_layer(self, x, None, mask)) is not None:
             return whole
         past = None if cache is None else cache.past
         x = self.self_attention_residual(
@@ -101,7 +102,8 @@ class DecoderLayer(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D); mask and reach are what `StackPositions` makes."""
-        if (whole := run_packed(self, x, memory, mask, memory_mask)) is not None:
+        is_plain = cache is None and trace is None and reach.rotation is None
+        if is_plain and (whole := run_layer(self, x, memory, mask, memory_mask)) is not None:
             return whole
         past = None if cache is None else cache.past
         own_weights = None if trace is None else trace.decoder

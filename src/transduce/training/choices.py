@@ -158,10 +158,10 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
 def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, device: str) -> Choice[int]:
     """On a CPU so many parts that each has at most 2^19 / d_model target tokens, 1,024 at 512, but never fewer than
     1,024: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
-    (docs/benchmarks.md). In bfloat16 a part has twice as many tokens, as a token takes less room and adding up
-    gradients a larger share of the time. A GPU takes a step at once.
+    (docs/benchmarks.md). In bfloat16 a part has four times as many tokens, as a token takes less room and what each
+    part costs a larger share of the time. A GPU takes a step at once.
     """
-    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (2 if precision == "bf16" else 1)
+    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (4 if precision == "bf16" else 1)
     if device.startswith("cuda") or batch_tokens <= most:
         return Choice(1, "a step at once")
     return Choice(-(-batch_tokens // most), f"at most {most:,} tokens at once, for less memory")

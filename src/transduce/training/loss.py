@@ -109,7 +109,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
         hidden_learns, weight_learns = (options.recording and learns for learns in ctx.needs_input_grad[:2])
         sums = _sum_dtype(hidden)
-        likelihood, log_normalizer = torch.zeros(2, dtype=sums, device=hidden.device)
+        at_labels, normalizers = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
         bounds = _chunks(len(hidden), weight)
@@ -119,13 +119,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             x, chosen = hidden[part], labels[part, None]
             chunk = logits[: len(x)]
             projection.logits(x, chunk)
-            at_label = chunk.gather(1, chosen).to(sums)
-            probabilities, normalizers = _softmax(chunk, at_label, chosen)
-            likelihood += _sum_present(normalizers - at_label, options.present, part)
-            log_normalizer += _sum_present(normalizers, options.present, part)
+            at_labels[part] = chunk.gather(1, chosen)
+            probabilities, normalizers[part] = _softmax(chunk, at_labels[part], chosen)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
                 projection.back(probabilities, x, by_x, weight_gradient)
+        likelihood = _sum_present(normalizers - at_labels, options.present)
+        log_normalizer = _sum_present(normalizers, options.present)
         # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
         total_hidden, total_row = _sum_rows(hidden), _sum_rows(weight)
         uniform = log_normalizer - total_hidden @ total_row / len(weight)
@@ -160,9 +160,9 @@ def _scaled(gradient: Tensor | None, slope: Tensor) -> Tensor | None:
     return None if gradient is None else gradient * slope.to(gradient.dtype)
 
 
-def _sum_present(values: Tensor, present: Tensor | None, part: slice) -> Tensor:
-    """Of values of some rows, (N, 1), those that count."""
-    return values.sum() if present is None else (values * present[part, None]).sum()
+def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
+    """Of values of rows, (N, 1), those that count."""
+    return values.sum() if present is None else (values * present[:, None]).sum()
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:

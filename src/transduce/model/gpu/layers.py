@@ -7,112 +7,41 @@ Legend: N pieces of the batch, M of its sources, D model width.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.dropout import Dropout
 from transduce.model.feed_forward import FeedForward
 from transduce.model.fused import Rows
 from transduce.model.gpu.attention import AttentionNode
 from transduce.model.gpu.norms import NormNode
 from transduce.model.gpu.products import LinearNode
 from transduce.model.gpu.rows import DropNode
-from transduce.model.gradient_sums import linear_sums, sum_of_gradients
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.gradient_sums import linear_sums
+from transduce.model.layer_parts import LayerPart, parts_of
 from transduce.model.linear import Linear
-from transduce.model.norms import LayerNorm, RMSNorm
+from transduce.model.norms import LayerNorm
 from transduce.model.packing import PackedMask
 
 
-def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[PackedMask]) -> Tensor | None:
-    """A layer of an encoder or a decoder, (1, N, D) to (1, N, D).
-
-    Args:
-        layer: in training.
-        x: its input, which `GpuTraining.suits_rows` takes.
-        memory: of a decoder's layer, (1, M, D).
-        masks: of attention to itself, and to the memory.
-
-    Returns:
-        None where the layer is of other bricks, or its gradients are not collected by kernels (`gradient_sums.py`).
-    """
-    if not torch.is_grad_enabled() or not isinstance(layer, EncoderLayer | DecoderLayer):
+def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+    """See `fused.TrainingKernels`: where the batch is packed, and the layer of the usual bricks."""
+    if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
-    parts = [_Part(layer.self_attention_residual, layer.self_attention, masks[0])]
-    if isinstance(layer, DecoderLayer):
-        parts.append(_Part(layer.memory_attention_residual, layer.memory_attention, masks[1], reads_memory=True))
-    parts.append(_Part(layer.feed_forward_residual, layer.feed_forward))
-    if not all(part.is_plain for part in parts):
+    parts = parts_of(layer, masks)
+    if parts is None:
         return None
-    parameters = [parameter for part in parts for parameter in part.parameters()]
-    if any(sum_of_gradients(parameter) is None for parameter in parameters):
-        return None
+    parameters = [each for part in parts for each in part.parameters() if each is not None]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _Part(NamedTuple):
-    """A sub-layer and what is around it."""
-
-    residual: Residual
-    sublayer: nn.Module
-    mask: PackedMask | None = None
-    """Of attention."""
-    reads_memory: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is of the bricks that are written out here."""
-        residual, sublayer = self.residual, self.sublayer
-        norms = residual.norm_before, residual.norm_after
-        if residual.is_sandwich or sum(map(_is_known, norms)) != 1:
-            return False
-        if isinstance(sublayer, MultiHeadAttention):
-            return type(sublayer.projection) is Linear and type(sublayer.output) is Linear
-        return (
-            isinstance(sublayer, FeedForward)
-            and sublayer.activation is nn.functional.relu
-            and not _drops(sublayer.dropout)
-            and type(sublayer.inner) is Linear
-            and type(sublayer.outer) is Linear
-        )
-
-    @property
-    def norm_is_before(self) -> bool:
-        """Whether its input is normalised; else, what the residual connection comes to."""
-        return not isinstance(self.residual.norm_before, nn.Identity)
-
-    @property
-    def norm(self) -> nn.Module:
-        """The one that it has."""
-        return self.residual.norm_before if self.norm_is_before else self.residual.norm_after
-
-    def parameters(self) -> list[Tensor]:
-        """All that it learns."""
-        sublayer = self.sublayer
-        attends = isinstance(sublayer, MultiHeadAttention)
-        products = (sublayer.projection, sublayer.output) if attends else (sublayer.inner, sublayer.outer)
-        found = [getattr(brick, name, None) for brick in (self.norm, *products) for name in ("weight", "bias")]
-        return [parameter for parameter in found if parameter is not None]
-
-
-def _is_known(norm: nn.Module) -> bool:
-    if isinstance(norm, LayerNorm):
-        return norm.bias is not None
-    return isinstance(norm, RMSNorm) and norm.eps is not None
-
-
-def _drops(dropout: Dropout) -> int:
-    return dropout.drop_of_256 if dropout.training else 0
 
 
 class _Layer(torch.autograd.Function):
     """Gradients by parameters, which are arguments for their hooks alone, go where they are summed."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Sequence[_Part], x: Tensor, memory: Tensor | None, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor) -> Tensor:
         ctx.passes, ctx.parameters = [], len(parameters)
         for part in parts:
             done = _Pass(part, memory if part.reads_memory else None)
@@ -135,10 +64,10 @@ class _Layer(torch.autograd.Function):
 class _Pass:
     """Through one sub-layer, and back: node by node, the last one first."""
 
-    def __init__(self, part: _Part, memory: Tensor | None) -> None:
+    def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
         self._memory = memory
-        self._attends, self._dropped = isinstance(part.sublayer, MultiHeadAttention), _drops(part.residual.dropout)
+        self._attends, self._dropped = part.attends, part.drop_of_256
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Kept]] = []
 
@@ -167,7 +96,6 @@ class _Pass:
 
     def _norm(self, x: Tensor) -> Tensor:
         norm = self.part.norm
-        assert isinstance(norm, LayerNorm | RMSNorm)
         bias = norm.bias if isinstance(norm, LayerNorm) else None
         return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]
 

@@ -15,7 +15,6 @@ _MOST_COLUMNS = 8192  # of rows that are held at once
 class _Packed(attention.PackedHeads):
     """Implements `fused.PackedAttention`."""
 
-    run_layer = staticmethod(layers.run_layer)
     record_losses = staticmethod(LossRecorder)
 
 
@@ -30,6 +29,7 @@ class GpuTraining:
             torch.cuda.set_device(place)
 
     packed = _Packed()
+    run_layer = staticmethod(layers.run_layer)
     drop_and_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
     rms_norm = staticmethod(norms.rms_norm)

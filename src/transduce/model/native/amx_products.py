@@ -13,9 +13,9 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.model.native import amx
 from transduce.model.native.amx_packing import AmxPacker
-from transduce.model.native.emit import F32, I16, I32, I64, POINTER, VOID, Emitter, Value
+from transduce.model.native.emit import F32, I16, I32, I64, POINTER, VOID, BFloat, Emitter, Value
 from transduce.model.native.pair_packing import AMX
-from transduce.model.native.pair_products import ENDINGS, BFloat, Ending, PairMultiplier, Product, tile_name
+from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, Span, tile_name
 
 _ROWS = amx.REGISTER_ROWS
 _VECTORS = AMX.panel // _ROWS  # of a panel's columns
@@ -28,6 +28,9 @@ class _Places(NamedTuple):
     left: Value
     panel: Value
     pairs: Value
+    """In a row."""
+    depth: Value
+    """Those that are summed."""
     out: Value
     """The panel's first column in the first row."""
     stride: Value
@@ -39,7 +42,7 @@ class _Places(NamedTuple):
     step: Value
 
 
-_PLACES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, *[I64] * 5)
+_PLACES: tuple[Any, ...] = (POINTER, POINTER, I64, I64, POINTER, *[I64] * 5)
 
 
 class AmxMultiplier(PairMultiplier):
@@ -68,14 +71,18 @@ class AmxMultiplier(PairMultiplier):
     def _narrow_panels(self) -> Sequence[int]:
         return ()
 
-    def _panel(self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int) -> None:
+    def _panel(
+        self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
+    ) -> None:
         """The last tile takes some rows once more, to have enough; of fewer than 32 there are tiles of 16."""
         k, (first, last, step) = self.k, tiles
         name = tile_name(made.ending, width // k.lanes)
         out = k.at(k.place(made.out), column, F32 if made.ending == "add" else I16)
-        panel = k.at(made.panels, k.times(column, made.pairs), I32)
+        left = k.at(made.left, k.times(span.first, _ROWS if made.ending == "add" else 1), I32)
+        panel = self._panel_from(made, column, width, span)
         values = self._values_from(made, column)
-        places = _Places(made.left, panel, made.pairs, out, made.columns, made.rows, first, last, k.number(step))
+        place = (left, panel, made.pairs, span.count, out, made.columns, made.rows)
+        places = _Places(*place, first, last, k.number(step))
         with k.build.if_else(k.build.icmp_signed(">=", made.rows, k.number(2 * _ROWS))) as (many, few):
             with many:
                 k.call(f"{name}_2", *places, *values)
@@ -98,7 +105,7 @@ class AmxMultiplier(PairMultiplier):
         none = k.number(0)
         side, row_before, rows_before = (k.variable(none) for _ in range(3))
         starts = self._bias(_VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * _VECTORS
-        each_step = k.build.sdiv(k.sum_of(k.times(tile_rows, k.lanes), given.pairs, -1), given.pairs)
+        each_step = k.build.sdiv(k.sum_of(k.times(tile_rows, k.lanes), given.depth, -1), given.depth)
 
         def finish(first: Value, last: Value) -> None:
             """Rows of the tile before."""
@@ -136,7 +143,7 @@ class AmxMultiplier(PairMultiplier):
         row_bytes = k.number(amx.REGISTER_BYTES) if is_packed else k.times(given.pairs, 4)
         for number in range(_VECTORS * parts):
             amx.zero(k, number)
-        with k.loop(0, given.pairs, k.lanes) as pair:
+        with k.loop(0, given.depth, k.lanes) as pair:
             for vector in range(_VECTORS):
                 there = k.at(given.panel, k.sum_of(k.times(pair, self.layout.panel), vector * k.lanes), I32)
                 amx.load(k, _PANEL + vector, there, k.number(panel_bytes))

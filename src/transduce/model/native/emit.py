@@ -19,16 +19,35 @@ VOID = ir.VoidType()
 Value = Any
 
 
+class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """LLVM's type of bfloat16, which the library does not know."""
+
+    null = "0.0"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
 class Emitter:
     """A module in the making, and the function that is being written."""
 
-    def __init__(self, name: str, lanes: int, *, threaded: bool = False) -> None:
-        """Vectors have so many elements of 32 bits; with `threaded`, several threads may run what is written."""
+    def __init__(self, name: str, lanes: int, *, threaded: bool = False, narrows: bool = False) -> None:
+        """Vectors have so many elements of 32 bits; with `threaded`, several threads may run what is written.
+
+        With `narrows`, the processor has an instruction that rounds 16 of them to bfloat16.
+        """
         self.module = ir.Module(name=name)
         self.lanes = lanes
         self.ints = ir.VectorType(I32, lanes)
         self.floats = ir.VectorType(F32, lanes)
         self.threaded = threaded
+        self._narrows = narrows
         self.features: set[str] = set()
         """Instructions that are used by name, beyond what the processor at hand is known for."""
         self.build: Any = None
@@ -246,7 +265,7 @@ class Emitter:
     ) -> None:
         """A vector of floats into such an array, rounded to the nearest, and to even between two; NaN remains NaN."""
         at = self.at(place, index, kind)
-        values = values if kind == F32 else self._round(values)
+        values = values if kind == F32 else self.narrow(values)
         if inside is None:
             self.store(values, at)
         else:
@@ -257,8 +276,13 @@ class Emitter:
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, inside, ir.Constant(elements, None))
 
-    def _round(self, values: Value) -> Value:
-        """To bfloat16."""
+    def narrow(self, values: Value) -> Value:
+        """To the bits of bfloat16, likewise; the instruction makes numbers below the least normal one zero."""
+        if self._narrows:
+            kind = ir.VectorType(BFloat(), self.lanes)
+            return self.build.bitcast(
+                self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", kind, values), ir.VectorType(I16, self.lanes)
+            )
         bits = self.build.bitcast(values, self.ints)
         odd = self.build.and_(self.build.lshr(bits, self.all_ints(16)), self.all_ints(1))
         rounded = self.build.add(self.build.add(bits, self.all_ints(0x7FFF)), odd)

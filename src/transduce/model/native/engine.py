@@ -125,7 +125,8 @@ def own_tile() -> Tile:
 
 def new_emitter(name: str, tile: Tile) -> Emitter:
     """For programs on one thread or, where there is a way, on several."""
-    return Emitter(name, tile.lanes, threaded=find_threading() is not None)
+    narrows = tile.lanes == WIDE.lanes and _has_pairs()
+    return Emitter(name, tile.lanes, threaded=find_threading() is not None, narrows=narrows)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Legend: N rows, D inputs.
 """
 
 from transduce.model.native.emit import I16, I32, I64, POINTER, Emitter, Value
-from transduce.model.native.pair_products import multiply_pairs, narrow
+from transduce.model.native.pair_products import multiply_pairs
 from transduce.model.native.tile import Place, Tile, put
 
 _UNROLLED = {1: 4, 2: 4}  # steps along the inputs at a time, by rows; of more rows there is enough to do in one
@@ -15,7 +15,7 @@ def write_pairing(k: Emitter) -> None:
     with k.function("round_pairs", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, out, _, *share):
         first, last = k.share(rows, *share)
         with k.loop(k.times(first, width), k.times(last, width), k.lanes) as place:
-            k.store(narrow(k, k.load_floats(x, place)), k.at(out, place, I16))
+            k.store(k.narrow(k.load_floats(x, place)), k.at(out, place, I16))
 
 
 def write_float_tile(k: Emitter, tile: Tile, rows: int, ending: str, place: Place) -> None:

@@ -113,7 +113,12 @@ def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given 
         room=room.data_ptr(),
         own_room=room.shape[1],
     )
-    _programs(shape, own_tile())[name].run(*places)
+    attention_programs(shape)[name].run(*places)
+
+
+def attention_programs(shape: AttentionShape) -> dict[str, Program]:
+    """`attend` and `attend_back`."""
+    return _programs(shape, own_tile())
 
 
 @cache

@@ -39,12 +39,17 @@ class Sums(NamedTuple):
 
 def suits_product(x: Tensor, weight: Tensor) -> bool:
     """Whether `multiply` and `multiply_back` take x, (N, I), and some rows of a matrix, (O, I)."""
+    return x.dtype == weight.dtype == torch.bfloat16 and suits_sizes(len(x), weight.shape[1], len(weight))
+
+
+def suits_sizes(positions: int, inputs: int, outputs: int) -> bool:
+    """The same of so many, if they are of bfloat16."""
     tile = pair_tile()
-    if tile is None or not x.dtype == weight.dtype == torch.bfloat16:
+    if tile is None:
         return False
     layout = multiplier_of(tile).layout
-    fits = weight.shape[1] % _INPUTS_TOGETHER == len(weight) % max(tile.lanes, layout.together) == 0
-    return fits and len(x) >= layout.least_rows
+    fits = inputs % _INPUTS_TOGETHER == outputs % max(tile.lanes, layout.together) == 0
+    return fits and positions >= layout.least_rows
 
 
 @cache
@@ -158,12 +163,22 @@ def _forward(
         room=room.data_ptr(),
         streams=int(streams and _is_streamed(out)),
     )
-    _programs(tile or own_pair_tile())["forward"].run(*places)
+    product_programs(tile or own_pair_tile())["forward"].run(*places)
+
+
+def is_streamed(size: int) -> bool:
+    """Whether a result of so many bytes, in whole lines of the caches, goes past them."""
+    return size >= _STREAMED_BYTES
 
 
 def _is_streamed(out: Tensor) -> bool:
-    """Whether a result goes past the caches, which takes whole lines of them."""
-    return out.nbytes >= _STREAMED_BYTES and out.data_ptr() % _LINE_BYTES == 0
+    return is_streamed(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
+
+
+def rows_filled_up(rows: int, tile: Tile) -> int:
+    """With zeros, as many as are summed over."""
+    together = multiplier_of(tile).layout.together
+    return -(-rows // together) * together
 
 
 def _back(
@@ -179,8 +194,7 @@ def _back(
 ) -> None:
     tile = tile or own_pair_tile()
     (positions, outputs), inputs = gradient.shape, x.shape[1]
-    together = multiplier_of(tile).layout.together
-    filled = -(-positions // together) * together
+    filled = rows_filled_up(positions, tile)
     kept = None if gate is None else torch.empty_like(gradient)
     packed_x, packed_gradient = x.new_empty(inputs, filled), x.new_empty(outputs, filled)
     places = BackPlaces(
@@ -200,11 +214,12 @@ def _back(
         gradient_room=packed_gradient.data_ptr(),
         streams=int(by_x is not None and _is_streamed(by_x)),
     )
-    _programs(tile)["back"].run(*places)
+    product_programs(tile)["back"].run(*places)
 
 
 @cache
-def _programs(tile: Tile) -> dict[str, Program]:
+def product_programs(tile: Tile) -> dict[str, Program]:
+    """`forward` and `back`."""
     k = new_emitter("products", tile)
     ProductWriter(k, multiplier_of(tile)).write()
     return compile_programs(k, ProductWriter.names)

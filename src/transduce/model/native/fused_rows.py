@@ -1,4 +1,4 @@
-"""Dropout, norms, softmax and sums in machine code, as PyTorch's automatic differentiation sees them.
+"""Dropout, softmax and sums in machine code, as PyTorch's automatic differentiation sees them.
 
 Legend: N rows, D model width, V vocabulary.
 """
@@ -13,10 +13,8 @@ from torch.autograd.function import once_differentiable
 from transduce.model.native.emit import F32, I16
 from transduce.model.native.engine import (
     Program,
-    address_of,
     compile_programs,
     find_tile,
-    float_bits,
     new_emitter,
     own_tile,
 )
@@ -24,7 +22,6 @@ from transduce.model.native.tile import Tile
 from transduce.model.native.training_rows import (
     AddPlaces,
     DropPlaces,
-    NormPlaces,
     RowWriter,
     SoftmaxPlaces,
     SumPlaces,
@@ -48,25 +45,8 @@ def suits_logits(logits: Tensor) -> bool:
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
     """See `fused.TrainingKernels`."""
     if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
-        raise ValueError(f"a residual of {_describe(residual)} cannot be added to {_describe(x)}")
-    found: Tensor = _DropAndAdd.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
-    return found
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
-    for each in (weight, bias):
-        if (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
-            raise ValueError(f"{_describe(each)} cannot be the weight or bias of a norm of {_describe(x)}")
-    found: Tensor = _Norm.apply(x, weight.contiguous(), bias.contiguous(), epsilon)  # type: ignore[no-untyped-call]
-    return found
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
-    if (weight.shape, weight.dtype) != (x.shape[-1:], x.dtype):
-        raise ValueError(f"{_describe(weight)} cannot be the weight of a norm of {_describe(x)}")
-    found: Tensor = _Norm.apply(x, weight.contiguous(), None, epsilon)  # type: ignore[no-untyped-call]
+        raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
+    found: Tensor = DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -76,7 +56,7 @@ def softmax_(logits: Tensor) -> Tensor:
     normalizers = torch.empty(rows, dtype=torch.float32)
     room = torch.empty(torch.get_num_threads(), width + own_tile().lanes, dtype=torch.float32)
     places = SoftmaxPlaces(logits.data_ptr(), rows, width, normalizers.data_ptr(), room.data_ptr())
-    _programs(logits.dtype)["softmax"].run(*places)
+    row_programs(logits.dtype)["softmax"].run(*places)
     return normalizers
 
 
@@ -88,7 +68,7 @@ def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
     open_where, kept = (0, 0) if gate is None else (gate.data_ptr(), counted.data_ptr())
     rows, width = x.shape
-    _programs(x.dtype)["sum_columns"].run(*SumPlaces(x.data_ptr(), rows, width, sums.data_ptr(), open_where, kept))
+    row_programs(x.dtype)["sum_columns"].run(*SumPlaces(x.data_ptr(), rows, width, sums.data_ptr(), open_where, kept))
     return counted, sums.sum(dim=0)
 
 
@@ -100,16 +80,17 @@ def sum_rows(x: Tensor) -> Tensor:
 def add_in_place(total: Tensor, part: Tensor) -> None:
     """See `fused.TrainingKernels`."""
     if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
-        raise ValueError(f"{_describe(part)} cannot be added to {_describe(total)}")
+        raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
     part = part.contiguous()
-    _programs(part.dtype)["add"].run(*AddPlaces(total.data_ptr(), part.data_ptr(), part.numel()))
+    row_programs(part.dtype)["add"].run(*AddPlaces(total.data_ptr(), part.data_ptr(), part.numel()))
 
 
-def _describe(x: Tensor) -> str:
+def describe(x: Tensor) -> str:
+    """For a message."""
     return f"{x.dtype} {tuple(x.shape)}"
 
 
-class _DropAndAdd(torch.autograd.Function):
+class DropNode(torch.autograd.Function):
     """Which elements are dropped is known by a seed, which the gradient takes up again: no mask is stored."""
 
     @staticmethod
@@ -129,56 +110,8 @@ class _DropAndAdd(torch.autograd.Function):
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
     out = torch.empty_like(x)
     added = 0 if residual is None else residual.data_ptr()
-    _programs(x.dtype)["drop"].run(*DropPlaces(x.data_ptr(), added, out.data_ptr(), x.numel(), seed, drop_of_256))
+    row_programs(x.dtype)["drop"].run(*DropPlaces(x.data_ptr(), added, out.data_ptr(), x.numel(), seed, drop_of_256))
     return out
-
-
-class _Norm(torch.autograd.Function):
-    """LayerNorm; without a bias RMSNorm."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-        out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
-        _run_norm("rms" if bias is None else "norm", (x, weight, bias), epsilon, sums, out)
-        ctx.save_for_backward(x, weight, bias, sums)
-        ctx.epsilon = epsilon
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        x, weight, bias, sums = ctx.saved_tensors
-        out = torch.empty_like(x)
-        shares = torch.zeros(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        name = "rms_back" if bias is None else "norm_back"
-        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, out, (gradients[0].contiguous(), shares))
-        by_weight, by_bias = shares.sum(dim=0).to(weight.dtype)
-        return out, by_weight, None if bias is None else by_bias, None
-
-
-def _run_norm(
-    name: str,
-    given: tuple[Tensor, Tensor, Tensor | None],
-    epsilon: float,
-    sums: Tensor,
-    out: Tensor,
-    back: tuple[Tensor, ...] = (),
-) -> None:
-    x, weight, bias = given
-    gradient, shares = (each.data_ptr() for each in back) if back else (0, 0)
-    places = NormPlaces(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=address_of(bias),
-        rows=len(sums),
-        width=x.shape[-1],
-        epsilon=float_bits(epsilon),
-        sums=sums.data_ptr(),
-        out=out.data_ptr(),
-        gradient=gradient,
-        by_weights=shares,
-    )
-    _programs(x.dtype)[name].run(*places)
 
 
 @cache
@@ -188,5 +121,6 @@ def _programs_of(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
     return compile_programs(k, RowWriter.names)
 
 
-def _programs(dtype: torch.dtype) -> dict[str, Program]:
+def row_programs(dtype: torch.dtype) -> dict[str, Program]:
+    """Of `RowWriter`."""
     return _programs_of(dtype, own_tile())

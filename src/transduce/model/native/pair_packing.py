@@ -32,11 +32,21 @@ class Layout(NamedTuple):
     """Rows that are summed over are filled up with zeros to a multiple of this, two for each pair."""
     block: int
     """Pairs in rows that are multiplied by one panel after another: a cache has room for them beside a panel."""
+    depth: int
+    """Pairs that are added to sums at a time, a multiple of `together`."""
+    sum_tiles: int
+    """Tiles of rows of a block of sums, to which all pairs are added before the next block has its turn."""
+    sum_columns: int
+    """Columns of that, whole panels."""
 
 
-VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16)
+VECTORS = Layout(
+    panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, depth=1 << 10, sum_tiles=32, sum_columns=960
+)
 """24 sums in 32 vectors."""
-AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17)
+AMX = Layout(
+    panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, depth=1 << 9, sum_tiles=8, sum_columns=1 << 10
+)
 """Four registers of 16 × 16 sums, of eight."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I16, I32, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F32, I16, I32, I64, POINTER, BFloat, Emitter, Value
 from transduce.model.native.pair_packing import VECTORS, Layout, Packer
 
 _UNROLLED = 4  # pairs
@@ -26,31 +26,10 @@ TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
 """Types of a tile's places: rows, panel, pairs, result, and how many columns a row of the result has."""
 
 
-class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
-    """LLVM's type of bfloat16, which the library does not know."""
-
-    null = "0.0"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BFloat)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-
 def multiply_pairs(k: Emitter, total: Value, one: Value, other: Value) -> Value:
     """Adds to each element of 32 bits of a vector the products of a pair of one and the same pair of the other."""
     pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
     return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
-
-
-def narrow(k: Emitter, values: Value) -> Value:
-    """To bfloat16, to the nearest, and to even between two; numbers below the least normal one become zero."""
-    made = k.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(BFloat(), k.lanes), values)
-    return k.build.bitcast(made, ir.VectorType(I16, k.lanes))
 
 
 class Product(NamedTuple):
@@ -73,6 +52,13 @@ class Product(NamedTuple):
     is."""
 
 
+class Span(NamedTuple):
+    """Some of the pairs that are summed over."""
+
+    first: Value
+    count: Value
+
+
 class PairMultiplier:
     """Writes tiles, and what goes through them."""
 
@@ -91,11 +77,23 @@ class PairMultiplier:
         k, tile_rows = self.k, self.layout.tile_rows
         tiles = k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows))
         first, last = k.share(tiles, thread, threads)
+        if made.ending == "add":
+            self._add_up(made, first, last)
+            return
         block = k.build.sdiv(k.number(self.layout.block // tile_rows), made.pairs)
         block = k.build.select(k.build.icmp_signed("<", block, k.number(1)), k.number(1), block)
         with k.loop(first, last, block) as start:
             stop = k.lesser(k.sum_of(start, block), last)
             self._each_panel(made, lambda _: (start, stop, 1))
+
+    def _add_up(self, made: Product, first: Value, last: Value) -> None:
+        """A cache holds a block of the sums, to which so many pairs are added at a time that another holds a panel."""
+        k, layout = self.k, self.layout
+        rows, columns = k.loop(first, last, layout.sum_tiles), k.loop(0, made.columns, layout.sum_columns)
+        with rows as start, columns as left, k.loop(0, made.pairs, layout.depth) as pair:
+            stop, right = k.lesser(k.sum_of(start, layout.sum_tiles), last), k.sum_of(left, layout.sum_columns)
+            span = Span(pair, k.lesser(k.number(layout.depth), k.build.sub(made.pairs, pair)))
+            self._each_panel(made, lambda _: (start, stop, 1), span, (left, k.lesser(right, made.columns)))
 
     def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
         """What is on and below the diagonal of a square result, and perhaps more. Threads take tiles in turns.
@@ -112,36 +110,55 @@ class PairMultiplier:
 
         self._each_panel(made, own)
 
-    def _each_panel(self, made: Product, tiles: Callable[[Value], tuple[Value, Value, Value | int]]) -> None:
-        """All columns by those tiles of rows that a function names for the first column of a panel."""
+    def _each_panel(
+        self,
+        made: Product,
+        tiles: Callable[[Value], tuple[Value, Value, Value | int]],
+        span: Span | None = None,
+        columns: tuple[Value, Value] | None = None,
+    ) -> None:
+        """All columns, or those from one on to below another, by the tiles that a function names for a panel's first.
+
+        The first is a panel's.
+        """
         k, panel = self.k, self.layout.panel
-        whole = k.times(k.build.sdiv(made.columns, k.number(panel)), panel)
-        with k.loop(0, whole, panel) as column:
-            self._panel(made, tiles(column), column, panel)
+        span = span or Span(k.number(0), made.pairs)
+        left, right = columns or (k.number(0), made.columns)
+        whole = k.times(k.build.sdiv(right, k.number(panel)), panel)
+        with k.loop(left, whole, panel) as column:
+            self._panel(made, tiles(column), column, panel, span)
         for width in self._narrow_panels():
-            with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
-                self._panel(made, tiles(whole), whole, width)
+            with k.where(k.build.icmp_signed("==", k.build.sub(right, whole), k.number(width))):
+                self._panel(made, tiles(whole), whole, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
         """How many columns the last panel may have, beside those of a whole one."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
-    def _panel(self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int) -> None:
+    def _panel(
+        self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
+    ) -> None:
         """Some tiles of one panel."""
         k = self.k
-        panel = k.at(made.panels, k.times(column, made.pairs), I32)
         with k.loop(*tiles) as number:
-            self._tile(made, k.times(number, self.layout.tile_rows), panel, column, width)
+            self._tile(made, k.times(number, self.layout.tile_rows), column, width, span)
 
-    def _tile(self, made: Product, row: Value, panel: Value, column: Value, width: int) -> None:
+    def _tile(self, made: Product, row: Value, column: Value, width: int, span: Span) -> None:
         """From a row on; the last one of all takes some rows once more, to have enough."""
-        k = self.k
-        row = k.lesser(row, k.build.sub(made.rows, k.number(self.layout.tile_rows)))
-        left = k.at(made.left, k.times(row, made.pairs), I32)
+        k, tile_rows = self.k, self.layout.tile_rows
+        row = k.lesser(row, k.build.sub(made.rows, k.number(tile_rows)))
+        across = k.times(span.first, tile_rows) if made.ending == "add" else span.first
+        left = k.at(made.left, k.sum_of(k.times(row, made.pairs), across), I32)
+        panel = self._panel_from(made, column, width, span)
         place = k.sum_of(k.times(row, made.columns), column)
         target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
         values = self._values_from(made, column if made.ending == "bias" else place)
-        k.call(tile_name(made.ending, width // k.lanes), left, panel, made.pairs, target, made.columns, *values)
+        k.call(tile_name(made.ending, width // k.lanes), left, panel, span.count, target, made.columns, *values)
+
+    def _panel_from(self, made: Product, column: Value, width: int, span: Span) -> Value:
+        """Where the panel from a column on is, from a pair on."""
+        k = self.k
+        return k.at(made.panels, k.sum_of(k.times(column, made.pairs), k.times(span.first, width)), I32)
 
     def _values_from(self, made: Product, element: Value) -> tuple[Value, ...]:
         """The same values, of which the address, if there is one, is that of another element of bfloat16."""
@@ -190,7 +207,7 @@ class PairMultiplier:
                 there = k.load_wide(k.place(other), place, I16)
                 k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
-        k.store(narrow(k, value), k.at(out, place, I16))
+        k.store(k.narrow(value), k.at(out, place, I16))
 
     def _at_least(self, value: Value, least: Value) -> Value:
         """What is less becomes that; NaN stays."""

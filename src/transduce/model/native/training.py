@@ -1,16 +1,14 @@
 """The kernels that training uses on this processor."""
 
-from torch import Tensor
-
 from transduce.model.native.fused_attention import attend, suits_attention
 from transduce.model.native.fused_embedding import add_rows_in_place, embed
+from transduce.model.native.fused_layers import run_layer
 from transduce.model.native.fused_linear import linear, suits_linear
+from transduce.model.native.fused_norms import fork_norm, layer_norm, rms_norm
 from transduce.model.native.fused_products import project
 from transduce.model.native.fused_rows import (
     add_in_place,
     drop_and_add,
-    layer_norm,
-    rms_norm,
     softmax_,
     suits_logits,
     suits_rows,
@@ -32,6 +30,8 @@ class NativeTraining:
     drop_and_add = staticmethod(drop_and_add)
     layer_norm = staticmethod(layer_norm)
     rms_norm = staticmethod(rms_norm)
+    fork_norm = staticmethod(fork_norm)
+    run_layer = staticmethod(run_layer)
     suits_turning = staticmethod(suits_turning)
     turn = staticmethod(turn)
     embed = staticmethod(embed)
@@ -50,6 +50,3 @@ class NativeTraining:
     follow_update = staticmethod(follow_update)
     suits_logits = staticmethod(suits_logits)
     softmax_ = staticmethod(softmax_)
-
-    def fork_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
-        """A sum of two gradients is quick where both are in the cache."""

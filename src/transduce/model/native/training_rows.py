@@ -14,6 +14,8 @@ from transduce.model.native.rows import exponential
 
 _NEVER = float("-inf")
 _VECTORS = 4  # at a time
+_HASHES = 16  # of a block of elements of which some are dropped
+_DROPPED = 64  # elements of such a block: four bytes of each hash
 _ROWS = 8  # whose columns are added up before they join their sums
 # The rounds of a hash of 32 bits: shift right and exclude, then multiply (none the last time).
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
@@ -54,9 +56,15 @@ class NormPlaces(NamedTuple):
     out: Any
     """(N, D): the result, or the gradient by x."""
     gradient: Any
-    """(N, D): by the result. For `norm_back` alone, as the next."""
-    by_weights: Any
-    """float32, (threads, 2, D), zero at first: each thread's share of the gradients by weight and bias."""
+    """(N, D): by the result. For the way back alone, as all that follow."""
+    kept: Any
+    """(N, D): a gradient by x that has come already, which is added to its own. Or 0."""
+    shares: Any
+    """float32, room for (threads, 2, D): each thread's of the gradients by weight and bias."""
+    weight_sum: Any
+    """float32, (D,): to which the gradient is added."""
+    bias_sum: Any
+    """float32, (D,): likewise; LayerNorm's alone."""
 
 
 class SoftmaxPlaces(NamedTuple):
@@ -126,8 +134,13 @@ class RowWriter:
             with program(k, name, len(NormPlaces._fields)) as (numbers, *share):
                 given = NormPlaces(*numbers)
                 first, last = k.share(given.rows, *share)
+                if work == self._norm_back:
+                    self._clear_share(given, share[0])
                 with k.loop(first, last) as row:
                     work(given, row, share[0], is_centred=is_centred)
+                if work == self._norm_back:
+                    k.barrier(share[1])
+                    self._add_shares(given, *share, is_centred=is_centred)
         with program(k, "softmax", len(SoftmaxPlaces._fields)) as (numbers, *share):
             softmax = SoftmaxPlaces(*numbers)
             room = k.at(k.place(softmax.room), k.times(share[0], k.sum_of(softmax.width, k.lanes)))
@@ -158,26 +171,41 @@ class RowWriter:
         kept = k.build.sitofp(k.build.sub(k.number(256), given.drop_of_256), F32)
         scale = k.splat(k.build.fdiv(k.real(256.0), kept))
         dropped = k.splat(k.build.trunc(given.drop_of_256, I32))
-        first, last = k.share(k.build.sdiv(given.count, k.number(k.lanes)), thread, threads)
-        with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
-            byte = self._random_bytes(number, given.seed)
-            value = k.build.fmul(k.load_wide(k.place(given.x), number, self.kind), scale)
-            value = k.build.select(k.build.icmp_signed(">=", byte, dropped), value, k.splat(0.0))
-            result = k.variable(value)
-            with k.where(k.build.icmp_signed("!=", given.residual, k.number(0))):
-                k.store(k.build.fadd(value, k.load_wide(k.place(given.residual), number, self.kind)), result)
-            k.store_narrow(k.get(result, value), k.place(given.out), number, self.kind)
+        first, last = k.share(k.build.sdiv(k.sum_of(given.count, _DROPPED - 1), k.number(_DROPPED)), thread, threads)
+        with k.loop(first, last) as block:
+            for vector, bytes_ in self._random_bytes(block, given.seed):
+                number = k.sum_of(k.times(block, _DROPPED), vector)
+                with k.where(k.build.icmp_signed("<", number, given.count)):
+                    self._drop_vector(given, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
 
-    def _random_bytes(self, number: Value, seed: Value) -> Value:
-        """Of as many elements as there are lanes, from this one on: a hash of the element's number and the seed."""
+    def _drop_vector(self, given: DropPlaces, number: Value, is_kept: Value, scale: Value) -> None:
+        """From this element on."""
         k = self.k
-        lanes = ir.Constant(k.ints, list(range(k.lanes)))
+        value = k.build.fmul(k.load_wide(k.place(given.x), number, self.kind), scale)
+        value = k.build.select(is_kept, value, k.splat(0.0))
+        result = k.variable(value)
+        with k.where(k.is_given(given.residual)):
+            k.store(k.build.fadd(value, k.load_wide(k.place(given.residual), number, self.kind)), result)
+        k.store_narrow(k.get(result, value), k.place(given.out), number, self.kind)
+
+    def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
+        """Of the vectors of a block, which begin with these of its elements.
+
+        A hash of the seed and of a number gives four, of elements that are sixteen apart, as many as the widest
+        vectors have: the same ones on every processor.
+        """
+        k = self.k
         low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.number(32))))
-        bits = k.build.add(k.build.add(k.splat(k.build.trunc(number, I32)), lanes), low)
-        for shift, factor in _ROUNDS:
-            bits = k.build.xor(bits, k.build.lshr(bits, k.all_ints(shift)))
-            bits = k.build.xor(k.build.mul(bits, k.all_ints(factor)), high)
-        return k.build.lshr(bits, k.all_ints(24))
+        start = k.splat(k.build.trunc(k.times(block, _HASHES), I32))
+        for first in range(0, _HASHES, k.lanes):
+            own = ir.Constant(k.ints, list(range(first, first + k.lanes)))
+            bits = k.build.add(k.build.add(start, own), low)
+            for shift, factor in _ROUNDS:
+                bits = k.build.xor(bits, k.build.lshr(bits, k.all_ints(shift)))
+                bits = k.build.xor(k.build.mul(bits, k.all_ints(factor)), high)
+            for byte in range(_DROPPED // _HASHES):
+                shifted = k.build.lshr(bits, k.all_ints(8 * byte))
+                yield byte * _HASHES + first, k.build.and_(shifted, k.all_ints(255))
 
     # --- sums over rows ----------------------------------------------------------------------------------------------
 
@@ -241,7 +269,7 @@ class RowWriter:
         k, width = self.k, given.width
         sums = k.at(k.place(given.sums), k.times(row, 2))
         mean, inverse = (k.splat(k.load(k.at(sums, number))) for number in range(2))
-        shares = k.at(k.place(given.by_weights), k.times(thread, 2, width))
+        shares = k.at(k.place(given.shares), k.times(thread, 2, width))
 
         def normalized(column: Value) -> Value:
             return k.build.fmul(k.build.fsub(self._load(given.x, row, width, column), mean), inverse)
@@ -262,17 +290,50 @@ class RowWriter:
         with k.loop(0, width, k.lanes) as column:
             rest = k.build.fsub(weighted(column), level) if is_centred else weighted(column)
             rest = k.build.fsub(rest, k.build.fmul(normalized(column), tilt))
-            self._store(k.build.fmul(rest, inverse), given.out, row, width, column)
+            result = k.build.fmul(rest, inverse)
+            found = k.variable(result)
+            with k.where(k.is_given(given.kept)):
+                k.store(k.build.fadd(self._load(given.kept, row, width, column), result), found)
+            self._store(k.get(found, result), given.out, row, width, column)
+
+    def _clear_share(self, given: NormPlaces, thread: Value) -> None:
+        """A thread's own, before its rows."""
+        k = self.k
+        size = k.times(given.width, 2)
+        with k.loop(0, size, k.lanes) as place:
+            k.store(k.splat(0.0), k.at(k.place(given.shares), k.sum_of(k.times(thread, size), place)))
+
+    def _add_shares(self, given: NormPlaces, thread: Value, threads: Value, *, is_centred: bool) -> None:
+        """Of the gradients by weight and bias, some columns of them, one thread's share after the other."""
+        k, width = self.k, given.width
+        first, last = k.share(k.build.sdiv(width, k.number(k.lanes)), thread, threads)
+        with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as column:
+            for number, total in enumerate((given.weight_sum, given.bias_sum) if is_centred else (given.weight_sum,)):
+                there = k.at(k.place(total), column)
+                own = k.variable(k.load_floats(there))
+                with k.loop(0, threads) as other:
+                    place = k.sum_of(k.times(k.sum_of(k.times(other, 2), number), width), column)
+                    known = k.get(own, k.splat(0.0))
+                    k.store(k.build.fadd(known, k.load_floats(k.place(given.shares), place)), own)
+                k.store(k.get(own, k.splat(0.0)), there)
 
     def _means(self, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
-        """Over a row, of what stands in each column."""
-        k = self.k
-        totals = [k.variable(k.splat(0.0)) for _ in range(count)]
-        with k.loop(0, width, k.lanes) as column:
+        """Over a row, of what stands in each column. Several sums at once: each addition waits for the one before."""
+        k, block = self.k, self.k.lanes * _VECTORS
+        totals = [[k.variable(k.splat(0.0)) for _ in range(_VECTORS)] for _ in range(count)]
+        whole = k.times(k.build.sdiv(width, k.number(block)), block)
+
+        def add(column: Value, vector: int) -> None:
             for total, term in zip(totals, terms(column), strict=True):
-                k.store(k.build.fadd(k.get(total, term), term), total)
+                k.store(k.build.fadd(k.get(total[vector], term), term), total[vector])
+
+        with k.loop(0, whole, block) as start:
+            for vector in range(_VECTORS):
+                add(k.sum_of(start, vector * k.lanes), vector)
+        with k.loop(whole, width, k.lanes) as column:
+            add(column, 0)
         number = k.build.sitofp(width, F32)
-        return [k.build.fdiv(k.total(k.get(total, k.splat(0.0))), number) for total in totals]
+        return [k.build.fdiv(k.total(self._join(total, k.build.fadd)), number) for total in totals]
 
     def _square(self, value: Value) -> Value:
         return self.k.build.fmul(value, value)

@@ -1,0 +1,228 @@
+"""A layer that is one program forward and one back is its bricks', to the last bit."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.model.config import ModelConfig
+from transduce.model.fused import training_with
+from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.layers import EncoderLayer
+from transduce.model.masks import padding_mask
+from transduce.model.native import fused_layers, layer_plan
+from transduce.model.native.fused_products import pair_tile
+from transduce.model.native.kept_stack import KeptStack, own_stack
+from transduce.model.native.step_list import Room, Spot
+from transduce.model.native.training import NativeTraining
+from transduce.model.transformer import Transformer
+
+if pair_tile() is None:
+    pytest.skip("this processor has no instruction for pairs of bfloat16", allow_module_level=True)
+
+PAD = 0
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def config(**changes: Any) -> ModelConfig:
+    """Two layers each."""
+    sizes: dict[str, Any] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
+    vocabulary = {"source_vocabulary_size": 50, "target_vocabulary_size": 50}
+    return ModelConfig(**(sizes | vocabulary | {"num_heads": 2, "dropout": 0.25} | changes))
+
+
+def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Where the gradients are added up from now on, beginning with ones."""
+    sums = {name: torch.ones_like(each, dtype=torch.float32) for name, each in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        add_gradients_to(parameter, sums[name])
+    return sums
+
+
+class Counting(NativeTraining):
+    """Knows how many layers were computed as one."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole, self.layers = whole, 0
+
+    def run_layer(self, *given: Any) -> Tensor | None:
+        found = fused_layers.run_layer(*given) if self.whole else None
+        self.layers += found is not None
+        return found
+
+
+def learn(model: Transformer, *, whole: bool, times: int = 1) -> tuple[list[Tensor], int]:
+    """The states, all sums of gradients and what PyTorch is given besides; and how many layers were one."""
+    sums, kernels = sums_of(model), Counting(whole=whole)
+    torch.manual_seed(3)
+    source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
+    source[1, 4:] = target[2, 2:] = PAD
+    model.zero_grad()
+    states = torch.empty(0)
+    with training_with(kernels):
+        for _ in range(times):
+            states = model.hidden(source, target)
+            states.float().square().sum().backward()
+    others = [each.grad for each in model.parameters() if each.grad is not None]
+    return [states.detach(), *sums.values(), *others], kernels.layers
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"norm_order": "post"},
+    {"norm": "rms"},
+    {"norm": "rms", "norm_order": "post", "bias": False},
+    {"dropout": 0.0},
+    {"bias": False},
+    {"d_k": 48, "d_v": 48, "d_model": 96},
+    {"num_decoder_layers": 1, "num_encoder_layers": 3},
+]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
+def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool) -> None:
+    torch.manual_seed(7)
+    model = Transformer(config(**settings)).bfloat16().train()
+    wanted, none = learn(model, whole=False, times=2)
+    fused_layers._plan_of.cache_clear()
+    with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
+        found, layers = learn(model, whole=True, times=2)
+    fused_layers._plan_of.cache_clear()
+    assert (none, layers) == (0, 2 * (model.config.num_encoder_layers + model.config.num_decoder_layers))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert not own_stack().live
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation": "gelu"},
+        {"activation": "swiglu"},
+        {"activation_dropout": 0.1},
+        {"norm_order": "sandwich"},
+        {"norm": "batch"},
+        {"positions": "rotary"},
+        {"attention_dropout": 0.1},
+        {"attention_score": "additive"},
+        {"num_key_value_heads": 1},
+        {"d_k": 16, "d_v": 16, "d_model": 48},
+    ],
+    ids=str,
+)
+def test_layers_of_other_bricks_are_left_to_them(settings: dict[str, Any]) -> None:
+    model = Transformer(config(**settings)).bfloat16().train()
+    assert learn(model, whole=True)[1] == 0
+
+
+def test_what_others_want_to_see_is_left_to_them() -> None:
+    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+    mask = padding_mask(torch.randint(3, 50, (4, 9)), PAD)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
+    sums_of(layer)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is not None
+    assert fused_layers.run_layer(layer, x.float(), None, [mask]) is None
+    assert fused_layers.run_layer(layer, x[:1, :8], None, [mask]) is None  # the mask is another batch's
+    with torch.no_grad():
+        assert fused_layers.run_layer(layer, x, None, [mask]) is None
+    next(layer.parameters()).register_hook(lambda gradient: gradient)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is None
+
+
+def test_a_layer_goes_back_once_as_it_came() -> None:
+    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+    mask, slopes = padding_mask(torch.randint(3, 50, (4, 9)), PAD), []
+    sums_of(layer)
+    for turns_off in (False, True):
+        layer.train()
+        torch.manual_seed(6)
+        found = fused_layers.run_layer(layer, x, None, [mask])
+        assert found is not None
+        layer.train(not turns_off)
+        slopes.append(torch.autograd.grad(found.sum(), x, retain_graph=True)[0])
+        with pytest.raises(RuntimeError, match="was taken before: compute it again"):
+            found.sum().backward()
+    assert torch.equal(*slopes)
+
+
+def test_the_number_of_threads_may_change_on_the_way() -> None:
+    layer, x = EncoderLayer(config(dropout=0.0)).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+    mask, slopes, before = padding_mask(torch.randint(3, 50, (4, 9)), PAD), [], torch.get_num_threads()
+    sums_of(layer)
+    for threads in (1, 2):
+        torch.set_num_threads(1)
+        found = fused_layers.run_layer(layer, x, None, [mask])
+        assert found is not None
+        torch.set_num_threads(threads)
+        slopes.append(torch.autograd.grad(found.sum(), x)[0])
+    torch.set_num_threads(before)
+    assert torch.equal(*slopes)
+
+
+def test_layers_that_never_go_back_give_up_their_memory() -> None:
+    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+    sums_of(layer)
+    found = fused_layers.run_layer(layer, x, None, [padding_mask(torch.full((4, 9), 5), PAD)])
+    assert len(own_stack().live) == 1
+    del found
+    gc.collect()
+    assert not own_stack().live
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_stand_behind_all_that_are_in_use() -> None:
+    stack = KeptStack(1 << 20)
+    first, second = stack.take(1000), stack.take(64)
+    assert second.address - first.address == 1024  # whole lines of a cache
+    first.give_back()
+    third = stack.take(10)
+    assert third.address == second.address + 64
+    second.give_back()
+    third.give_back()
+    assert stack.take(5).address == first.address
+
+
+def test_a_piece_that_nobody_has_is_given_back() -> None:
+    stack = KeptStack(1 << 20)
+    piece = stack.take(1000)
+    address = piece.address
+    del piece
+    assert stack.take(64).address == address
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 62], ids=["a full stack", "no stack"])
+def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
+    stack = KeptStack(size)
+    pieces = [stack.take(1 << 13), stack.take(1 << 13)]
+    assert abs(pieces[0].address - pieces[1].address) >= 1 << 13
+    assert not stack.live
+    for piece in pieces:
+        piece.give_back()
+
+
+def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
+    room = Room(3)
+    spots = [room.take(count) for count in (64, 128, 64)]
+    assert spots == [Spot(3, 0), Spot(3, 64), Spot(3, 192)]
+    room.give_back([spots[1], Spot(5, 64)])  # the last one is another room's
+    assert room.take(129) == Spot(3, 256)
+    assert room.take(65) == Spot(3, 64)
+    assert room.size == 256 + 192
