@@ -21,6 +21,11 @@ _IN_C: dict[torch.dtype, Any] = {
 }
 
 
+def whole_lines(count: int) -> int:
+    """So many bytes, filled up to cache lines."""
+    return -(-count // _LINE) * _LINE
+
+
 class Arena:
     """Arrays by name; they live as long as this does."""
 
@@ -31,7 +36,7 @@ class Arena:
         self._starts, end = {}, 0
         for name, size in self._sizes.items():
             self._starts[name] = end
-            end += -(-size // _LINE) * _LINE
+            end += whole_lines(size)
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}

@@ -72,6 +72,7 @@ class _Layer(torch.autograd.Function):
         )
         room.give_back()
         ctx.save_for_backward(x, memory)
+        # The parts hold the lengths, which the way back reads by their addresses.
         ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, kept, own, parts, len(parameters)
         return out
 

@@ -13,7 +13,7 @@ from threading import RLock
 
 import torch
 
-_LINE = 64  # bytes
+from transduce.model.native.arena import whole_lines
 
 
 class Piece:
@@ -52,7 +52,7 @@ class KeptStack:
         """So many bytes; of the heap where the stack has no room."""
         with self._lock:
             start = max([*self.live.values()], default=self._first)
-            end = start + -(-count // _LINE) * _LINE
+            end = start + whole_lines(count)
             if end <= self._end:
                 self.live[start] = end
                 return Piece(self, start)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from transduce.model.native.arena import whole_lines
 from transduce.model.native.emit import I64
 from transduce.model.native.engine import Program, compile_programs, new_emitter, own_tile, program
 from transduce.model.native.tile import Tile
-
-_LINE = 64  # bytes; what a room holds begins on a cache line of its own
 
 
 class Spot(NamedTuple):
@@ -40,7 +39,7 @@ class Room:
 
     def take(self, count: int) -> Spot:
         """So many bytes, in the first gap that has them."""
-        start, needed = 0, -(-count // _LINE) * _LINE
+        start, needed = 0, whole_lines(count)
         for other in sorted(self._taken):
             if other - start >= needed:
                 break
