@@ -3,8 +3,8 @@
 It takes the same integers as `vpdpbusd`, in the same places, and adds up the same sums: 16 rows × 16 outputs × 64
 inputs at a time; or 32 inputs of bfloat16, in the places of `vpdpbf16ps` but in another order. A function here
 multiplies 16 or 32 rows at a time by a block of 64 outputs, with 2 registers of activations, 2 of weights and 4 of
-sums, so that each that is loaded is used twice; vectors finish the sums while the next ones are made. Of `halves`, the
-two of activations are both halves of the same 16 rows. Source:
+sums, so that each that is loaded is used twice; vectors finish the sums while the next ones are made, and the next block is fetched into the second cache.
+Of `halves`, the two of activations are both halves of the same 16 rows. Source:
 Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX".
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I8, I32, I64, VOID, Emitter, Value
+from transduce.model.native.emit import F32, I8, I32, I64, POINTER, VOID, Emitter, Value
 from transduce.model.native.tile import PLACE, Place, Tile, finish, join_halves, put
 
 REGISTER_ROWS = 16
@@ -23,14 +23,16 @@ _ACTIVATIONS, _WEIGHTS = 4, 6  # numbers of the first such registers; sums are 0
 
 
 def write_blocks(k: Emitter, tile: Tile, ending: str) -> None:
-    """`amx_<kind>_<ending>_<parts>(place…, rows)`: all rows, 16 × parts at a time; `halves` have 2 parts of 16 rows.
+    """`amx_<kind>_<ending>_<parts>(place…, rows, ahead, lines)`: all rows, 16 × parts at a time; `halves` 16 in 2 parts.
 
-    Whatever stands after the last row is read too, as far as the register reaches, and not used.
+    Whatever stands after the last row is read too, as far as the register reaches, and not used. From `ahead` on, so
+    many lines of 64 bytes are fetched for 16 rows at each step along the inputs.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.planes == 2 else (1, 2):
-        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *PLACE, I64) as (*arguments, rows):
-            _Blocks(k, tile, ending, parts, Place(*arguments)).write(rows)
+        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *PLACE, I64, POINTER, I64) as (*arguments, rows, ahead, lines):
+            blocks = _Blocks(k, tile, ending, parts, Place(*arguments))
+            blocks.write(rows, ahead, lines)
 
 
 def pays(k: Emitter, tile: Tile, rows: Value, width: Value) -> Value:
@@ -50,17 +52,25 @@ def _inputs(tile: Tile) -> int:
 
 def write_rows(k: Emitter, tile: Tile, ending: str, rows: Value, place_of: Callable[[Value], Place]) -> None:
     """Multiplies all rows by one block of weights; `place_of` gives the arguments for those from one on."""
+    place = place_of(k.number(0))
+    ahead = k.at(place.weights, k.times(place.width, tile.weight_bytes, tile.columns), I8)  # the next block
+    registers = k.build.sdiv(k.sum_of(rows, REGISTER_ROWS - 1), k.number(REGISTER_ROWS))
+    turns = k.times(registers, tile.vectors // 2)
+    lines = k.build.sdiv(k.sum_of(turns, tile.columns - 1), turns)
     if tile.planes == 2:
-        k.call(f"amx_{tile.kind}_{ending}_2", *place_of(k.number(0)), rows)
+        k.call(f"amx_{tile.kind}_{ending}_2", *place, rows, ahead, lines)
         return
     # What is left is taken 32 rows at a time, too, if it is more than 16.
     rest = k.build.srem(rows, k.number(2 * REGISTER_ROWS))
     is_few = k.build.icmp_signed("<=", rest, k.number(REGISTER_ROWS))
     many = k.build.select(is_few, k.build.sub(rows, rest), rows)
     with k.where(k.build.icmp_signed(">", many, k.number(0))):
-        k.call(f"amx_{tile.kind}_{ending}_2", *place_of(k.number(0)), many)
+        k.call(f"amx_{tile.kind}_{ending}_2", *place, many, ahead, lines)
     with k.where(k.build.icmp_signed("<", many, rows)):
-        k.call(f"amx_{tile.kind}_{ending}_1", *place_of(many), k.build.sub(rows, many))
+        # The lines after those that were fetched for the rows before: 64 bytes for each of 64 bytes of inputs.
+        before = k.times(lines, k.build.sdiv(many, k.number(REGISTER_ROWS)), tile.vectors // 2, place.width)
+        ahead = k.at(ahead, k.times(before, tile.weight_bytes), I8)
+        k.call(f"amx_{tile.kind}_{ending}_1", *place_of(many), k.build.sub(rows, many), ahead, lines)
 
 
 def configure(k: Emitter) -> None:
@@ -114,10 +124,12 @@ class _Blocks:
             self.sums.align = 64
         none = k.number(0)
         self.side, self.row_before, self.column_before, self.count_before = (k.variable(none) for _ in range(4))
+        self.fetched = k.variable(none)  # bytes
 
-    def write(self, rows: Value) -> None:
+    def write(self, rows: Value, ahead: Value, lines: Value) -> None:
         """All of them."""
         k, none = self.k, self.k.number(0)
+        self.ahead, self.lines = ahead, k.times(lines, self.most // REGISTER_ROWS)
         steps = k.build.sdiv(k.times(self.place.width, self.tile.weight_bytes), k.number(REGISTER_BYTES))
         each_step = k.build.sdiv(k.sum_of(steps, self.most - 1), steps)
         with k.loop(0, rows, self.most) as row:
@@ -153,8 +165,17 @@ class _Blocks:
                 for number in range(2):
                     registers = (2 * part + number, _ACTIVATIONS + part, _WEIGHTS + number)
                     k.intrinsic(multiply, VOID, *map(register, registers))
+            self._fetch()
             start = k.times(k.build.sdiv(first, k.number(REGISTER_BYTES)), each_step)
             self._finish(start, k.sum_of(start, each_step))
+
+    def _fetch(self) -> None:
+        """Some lines of the next block."""
+        k = self.k
+        place = k.at(self.ahead, k.get(self.fetched, k.number(0)), I8)
+        with k.loop(0, self.lines) as line:
+            k.fetch(k.at(place, k.times(line, REGISTER_BYTES), I8), level=2)
+        k.store(k.sum_of(k.get(self.fetched, k.number(0)), k.times(self.lines, REGISTER_BYTES)), self.fetched)
 
     def _finish(self, first: Value, last: Value) -> None:
         """Rows of the turn before."""

@@ -294,9 +294,9 @@ class Emitter:
         """A vector whose elements are all this number, of 32 bits."""
         return ir.Constant(self.ints, [number] * self.lanes)
 
-    def fetch(self, place: Value, *, to_write: bool = False) -> None:
-        """Has what stands there brought into the cache while other things are done."""
-        flags = [ir.Constant(I32, number) for number in (int(to_write), 3, 1)]  # 3: to stay; 1: data
+    def fetch(self, place: Value, *, to_write: bool = False, level: int = 1) -> None:
+        """Has what stands there brought into the cache of this level while other things are done."""
+        flags = [ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)]  # 3: to stay; 1: data
         self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
 
     def stream(self, value: Value, place: Value) -> None:
