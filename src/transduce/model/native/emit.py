@@ -14,6 +14,7 @@ I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64
 F32, F64 = ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
+AT_ONCE = 4  # vectors of a row that are worked at side by side: what sums them up need not wait for one another
 
 # A value of LLVM: what an instruction gives. The library has no types.
 Value = Any
@@ -105,6 +106,16 @@ class Emitter:
         number.add_incoming(self.build.add(number, self.number(step)), self.build.block)
         self.build.branch(head)
         self.build.position_at_end(after)
+
+    def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
+        """Where a row's vectors begin, `AT_ONCE` at a time and then one by one; with its number of those at a time."""
+        block = AT_ONCE * self.lanes
+        many = self.times(self.build.sdiv(width, self.number(block)), block)
+        with self.loop(0, many, block) as start:
+            for number in range(AT_ONCE):
+                yield self.sum_of(start, number * self.lanes), number
+        with self.loop(many, width, self.lanes) as column:
+            yield column, 0
 
     def where_any(self, conditions: Value) -> Any:
         """What is written in the body of `with` is done where a condition of a vector holds."""
@@ -208,6 +219,10 @@ class Emitter:
     def greater(self, one: Value, other: Value) -> Value:
         """Of two numbers, or of each two of two vectors; the other where one is no number."""
         return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
+
+    def nearest(self, values: Value) -> Value:
+        """A vector of floats to whole numbers of 32 bits, to even between two."""
+        return self.intrinsic(f"llvm.lrint.v{self.lanes}i32.v{self.lanes}f32", self.ints, values)
 
     def greatest(self, values: Value) -> Value:
         """Of a vector of floats. LLVM's own way minds every NaN, and takes several instructions for each element."""
@@ -327,6 +342,21 @@ class Emitter:
     def get(self, place: Value, like: Value) -> Value:
         """What a variable holds, which is of this one's type."""
         return self.build.load(place, typ=like.type)
+
+    def sums(self, start: float = 0.0) -> list[Value]:
+        """Variables for what `each_vector` finds, vectors of floats."""
+        return [self.variable(self.splat(start)) for _ in range(AT_ONCE)]
+
+    def add_to(self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]) -> None:
+        """Joins a vector of floats to what one of them holds."""
+        self.store(join(value, self.get(variables[number], value)), variables[number])
+
+    def joined(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
+        """What variables hold, vectors of floats, by twos."""
+        values = [self.build.load(each, typ=self.floats) for each in variables]
+        while len(values) > 1:
+            values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
+        return values[0]
 
 
 def _alignment(kind: Any) -> int:

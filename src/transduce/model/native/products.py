@@ -35,18 +35,16 @@ def write_rounding(k: Emitter, tile: Tile) -> None:
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
             here = k.at(x, k.times(row, width))
-            most = k.variable(k.splat(0.0))
-            with k.loop(0, width, k.lanes) as column:
+            most = k.sums()
+            for column, number in k.each_vector(width):
                 size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(here, column))
-                k.store(k.greater(k.get(most, size), size), most)
-            greatest = k.greatest(k.get(most, k.splat(0.0)))
-            greatest = k.greater(greatest, k.real(_LEAST))
+                k.add_to(most, number, size, k.greater)
+            greatest = k.greater(k.greatest(k.joined(most, k.greater)), k.real(_LEAST))
             k.store(k.build.fdiv(greatest, k.real(float(tile.levels))), k.at(scales, row))
             inverse = k.splat(k.build.fdiv(k.real(float(tile.levels)), greatest))
             there = k.at(rounded, k.times(row, width, tile.planes), tile.element)
-            with k.loop(0, width, k.lanes) as column:
-                scaled = k.build.fmul(k.load_floats(here, column), inverse)
-                whole = k.build.fptosi(k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, scaled), k.ints)
+            for column, _ in k.each_vector(width):
+                whole = k.nearest(k.build.fmul(k.load_floats(here, column), inverse))
                 moved = k.build.add(whole, ir.Constant(k.ints, [tile.zero] * k.lanes))
                 planes = [moved]
                 if tile.planes == 2:

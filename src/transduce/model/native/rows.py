@@ -71,7 +71,7 @@ def write_norms(k: Emitter) -> None:
                 variance = _mean(k, here, width, mean)
                 root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
                 scale = k.splat(k.build.fdiv(k.real(1.0), root))
-                with k.loop(0, width, k.lanes) as column:
+                for column, _ in k.each_vector(width):
                     moved = k.build.fmul(k.build.fsub(k.load_floats(here, column), mean), scale)
                     value = k.madd(moved, k.load_floats(weight, column), k.load_floats(bias, column))
                     k.store(value, k.at(there, column))
@@ -79,14 +79,14 @@ def write_norms(k: Emitter) -> None:
 
 def _mean(k: Emitter, place: Value, width: Value, centre: Value | None) -> Value:
     """Of a row's numbers, or of their squared distances from a centre."""
-    total = k.variable(k.splat(0.0))
-    with k.loop(0, width, k.lanes) as column:
+    totals = k.sums()
+    for column, number in k.each_vector(width):
         own = k.load_floats(place, column)
         if centre is not None:
             own = k.build.fsub(own, centre)
             own = k.build.fmul(own, own)
-        k.store(k.build.fadd(k.get(total, own), own), total)
-    return k.build.fdiv(k.total(k.get(total, k.splat(0.0))), k.build.sitofp(width, F32))
+        k.add_to(totals, number, own, k.build.fadd)
+    return k.build.fdiv(k.total(k.joined(totals, k.build.fadd)), k.build.sitofp(width, F32))
 
 
 class Heads(NamedTuple):

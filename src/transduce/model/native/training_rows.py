@@ -13,7 +13,6 @@ from transduce.model.native.engine import program
 from transduce.model.native.rows import exponential
 
 _NEVER = float("-inf")
-_VECTORS = 4  # at a time
 _HASHES = 16  # of a block of elements of which some are dropped
 _DROPPED = 64  # elements of such a block: four bytes of each hash
 _ROWS = 8  # whose columns are added up before they join their sums
@@ -319,21 +318,13 @@ class RowWriter:
 
     def _means(self, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
         """Over a row, of what stands in each column. Several sums at once: each addition waits for the one before."""
-        k, block = self.k, self.k.lanes * _VECTORS
-        totals = [[k.variable(k.splat(0.0)) for _ in range(_VECTORS)] for _ in range(count)]
-        whole = k.times(k.build.sdiv(width, k.number(block)), block)
-
-        def add(column: Value, vector: int) -> None:
+        k = self.k
+        totals = [k.sums() for _ in range(count)]
+        for column, number in k.each_vector(width):
             for total, term in zip(totals, terms(column), strict=True):
-                k.store(k.build.fadd(k.get(total[vector], term), term), total[vector])
-
-        with k.loop(0, whole, block) as start:
-            for vector in range(_VECTORS):
-                add(k.sum_of(start, vector * k.lanes), vector)
-        with k.loop(whole, width, k.lanes) as column:
-            add(column, 0)
-        number = k.build.sitofp(width, F32)
-        return [k.build.fdiv(k.total(self._join(total, k.build.fadd)), number) for total in totals]
+                k.add_to(total, number, term, k.build.fadd)
+        size = k.build.sitofp(width, F32)
+        return [k.build.fdiv(k.total(k.joined(total, k.build.fadd)), size) for total in totals]
 
     def _square(self, value: Value) -> Value:
         return self.k.build.fmul(value, value)
@@ -342,21 +333,19 @@ class RowWriter:
 
     def _softmax(self, given: SoftmaxPlaces, row: Value, room: Value) -> None:
         k, width = self.k, given.width
-        most = [k.variable(k.splat(_NEVER)) for _ in range(_VECTORS)]
+        most = k.sums(_NEVER)
         for column, inside, number in self._vectors(width):
-            value = self._logits(given, row, column, inside)
-            known = k.get(most[number], value)
-            k.store(k.greater(value, known), most[number])
-        greatest = k.greatest(self._join(most, k.greater))
-        totals = [k.variable(k.splat(0.0)) for _ in range(_VECTORS)]
+            k.add_to(most, number, self._logits(given, row, column, inside), k.greater)
+        greatest = k.greatest(k.joined(most, k.greater))
+        totals = k.sums()
         for column, inside, number in self._vectors(width):
             value = self._logits(given, row, column, inside)
             value = exponential(k, k.build.fsub(value, k.splat(greatest)), keeps_nan=True)
             if inside is not None:
                 value = k.build.select(inside, value, k.splat(0.0))
             k.store(value, k.at(room, column))
-            k.store(k.build.fadd(k.get(totals[number], value), value), totals[number])
-        total = k.total(self._join(totals, k.build.fadd))
+            k.add_to(totals, number, value, k.build.fadd)
+        total = k.total(k.joined(totals, k.build.fadd))
         logarithm = k.intrinsic("llvm.log.f32", F32, total)
         k.store(k.build.fadd(greatest, logarithm), k.at(k.place(given.normalizers), row))
         scale = k.splat(k.build.fdiv(k.real(1.0), total))
@@ -374,20 +363,9 @@ class RowWriter:
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
         """A row's columns: several vectors at a time, then the rest, and the last ones with what is inside the row."""
         k = self.k
-        block = k.lanes * _VECTORS
-        many, whole = (k.times(k.build.sdiv(width, k.number(size)), size) for size in (block, k.lanes))
-        with k.loop(0, many, block) as start:
-            for number in range(_VECTORS):
-                yield k.sum_of(start, number * k.lanes), None, number
-        with k.loop(many, whole, k.lanes) as column:
-            yield column, None, 0
+        whole = k.times(k.build.sdiv(width, k.number(k.lanes)), k.lanes)
+        for column, number in k.each_vector(whole):
+            yield column, None, number
         with k.where(k.build.icmp_signed("<", whole, width)):
             left = k.splat(k.build.trunc(k.build.sub(width, whole), I32))
             yield whole, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), left), 0
-
-    def _join(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        k = self.k
-        values = [k.get(each, k.splat(0.0)) for each in variables]
-        while len(values) > 1:
-            values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
-        return values[0]
