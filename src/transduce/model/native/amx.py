@@ -3,8 +3,8 @@
 It takes the same integers as `vpdpbusd`, in the same places, and adds up the same sums: 16 rows × 16 outputs × 64
 inputs at a time; or 32 inputs of bfloat16, in the places of `vpdpbf16ps` but in another order. A function here
 multiplies 16 or 32 rows at a time by a block of 64 outputs, with 2 registers of activations, 2 of weights and 4 of
-sums, so that each that is loaded is used twice; vectors finish the sums while the next ones are made, and the next block is fetched into the second cache.
-Of `halves`, the two of activations are both halves of the same 16 rows. Source:
+sums, so that each that is loaded is used twice. Meanwhile vectors finish the sums of before, and the next block is
+fetched into the second cache. Of `halves`, the two of activations are both halves of the same 16 rows. Source:
 Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX".
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I8, I32, I64, POINTER, VOID, Emitter, Value
-from transduce.model.native.tile import PLACE, Place, Tile, finish, join_halves, put
+from transduce.model.native.tile import PLACE, Place, Tile, finish, join_halves, put, result_type
 
 REGISTER_ROWS = 16
 REGISTER_BYTES = 64  # of a row: D is a multiple of so many bytes
@@ -23,16 +23,16 @@ _ACTIVATIONS, _WEIGHTS = 4, 6  # numbers of the first such registers; sums are 0
 
 
 def write_blocks(k: Emitter, tile: Tile, ending: str) -> None:
-    """`amx_<kind>_<ending>_<parts>(place…, rows, ahead, lines)`: all rows, 16 × parts at a time; `halves` 16 in 2 parts.
+    """`amx_<kind>_<ending>_<parts>(place…, rows, ahead, lines)`: all rows, 16 × parts at a time.
 
-    Whatever stands after the last row is read too, as far as the register reaches, and not used. From `ahead` on, so
-    many lines of 64 bytes are fetched for 16 rows at each step along the inputs.
+    Of `halves`, 2 parts are 16 rows. Whatever stands after the last row is read too, as far as the register reaches,
+    and not used. From `ahead` on, so many lines of 64 bytes are fetched for 16 rows at each step along the inputs.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.planes == 2 else (1, 2):
-        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *PLACE, I64, POINTER, I64) as (*arguments, rows, ahead, lines):
-            blocks = _Blocks(k, tile, ending, parts, Place(*arguments))
-            blocks.write(rows, ahead, lines)
+        kinds = (*PLACE, I64, POINTER, I64)
+        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
+            _Blocks(k, tile, ending, parts, Place(*arguments)).write(rows, ahead, lines)
 
 
 def pays(k: Emitter, tile: Tile, rows: Value, width: Value) -> Value:
@@ -181,12 +181,13 @@ class _Blocks:
         """Rows of the turn before."""
         k, tile, none = self.k, self.tile, self.k.number(0)
         row_before, column = k.get(self.row_before, none), k.get(self.column_before, none)
+        out = k.sum_of(k.times(row_before, self.place.stride), column)
         place = self.place._replace(
             scales=k.at(self.place.scales, row_before),
             start=k.at(self.place.start, column),
             steps=k.at(self.place.steps, column),
             bias=k.at(self.place.bias, column),
-            out=k.at(self.place.out, k.sum_of(k.times(row_before, self.place.stride), column)),
+            out=k.at(self.place.out, out, result_type(self.ending)),
         )
         sums = k.at(self.sums, k.build.sub(k.number(4 * self.size), k.get(self.side, none)))
         begins, kind = (place.bias, F32) if tile.is_float else (place.start, I32)

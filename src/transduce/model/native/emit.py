@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-F32, F64 = ir.FloatType(), ir.DoubleType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
 AT_ONCE = 4  # vectors of a row that are worked at side by side: what sums them up need not wait for one another
@@ -266,12 +266,14 @@ class Emitter:
         self.build.store(value, place, align=_alignment(value.type))
 
     def load_wide(self, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None) -> Value:
-        """A vector of floats from an array of float32 (F32) or of bfloat16 (I16); only what is inside is read."""
+        """A vector of floats from an array of F32, F16 or bfloat16 (I16); of the last, only what is inside is read."""
         elements = ir.VectorType(kind, self.lanes)
         at = self.at(place, index, kind)
         found = self.load(at, elements) if inside is None else self._load_inside(at, elements, inside)
         if kind == F32:
             return found
+        if kind == F16:
+            return self.build.fpext(found, self.floats)
         bits = self.build.shl(self.build.zext(found, self.ints), self.all_ints(16))
         return self.build.bitcast(bits, self.floats)
 
@@ -362,4 +364,4 @@ class Emitter:
 def _alignment(kind: Any) -> int:
     """In bytes: arrays begin anywhere among their elements."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
-    return {I8: 1, I16: 2}.get(element, 4)
+    return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -9,7 +9,7 @@ from torch import nn
 
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.native.emit import Value
+from transduce.model.native.emit import F32, Value
 from transduce.model.native.linear import NativeVocabulary
 from transduce.model.native.model_writer import ModelWriter
 from transduce.model.packed import PackedDecoder, PackedTransformer
@@ -27,7 +27,7 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
             w.product("store", attention.projection, w.round(source, attention.projection), w.places.projected)
             w.turn("run", w.places.projected, projected, heads.number + heads.shared)
             keys = k.at(w.places.projected, heads.queries)
-            w.attend("run", projected, (keys, projected), _run(w))
+            w.attend("run", projected, (keys, projected), _run(w), element=F32)
             w.self_attention_output(attention.output)
 
         w.sublayer(layer.self_attention_residual, attend)
@@ -38,7 +38,7 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
     ]
     rounded = w.round(w.places.x, memories[0].key_value)
     for number, memory in enumerate(memories):
-        w.product("store", memory.key_value, rounded, k.at(w.places.memory, _entry(w, number, w.numbers.sources, 0)))
+        w.keep(memory.key_value, rounded, _entry(w, w.places.memory, number, w.numbers.sources))
 
 
 def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabulary) -> None:
@@ -48,7 +48,7 @@ def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabular
     w.embed(model.target_embedding, model.target_weight)
     for number, layer in enumerate(each_layer(model.decoder_layers, config.num_decoder_layers)):
         assert isinstance(layer, DecoderLayer)
-        memory_place = k.at(w.places.memory, _entry(w, number, w.numbers.sources, 0))
+        memory_place = _entry(w, w.places.memory, number, w.numbers.sources)
         lists = (w.places.lists, length, w.numbers.list_stride)
 
         def attend_to_memory(source: Value, memory: Any = layer.memory_attention, place: Value = memory_place) -> None:
@@ -89,15 +89,15 @@ def _self_attention(
 ) -> None:
     """Attention to entries of the pool, the newest among them; kinds of `ModelWriter.turn` and `attend`."""
     assert isinstance(layer, EncoderLayer | DecoderLayer)
-    k, (turning, attending) = w.k, kinds
+    turning, attending = kinds
     inner, entry = w.heads.queries, 2 * w.heads.keys
-    past = k.at(w.places.past, _entry(w, number, w.numbers.entries, 0))
-    newest = k.at(w.places.past, _entry(w, number, w.numbers.entries, w.numbers.used))
+    past = _entry(w, w.places.past, number, w.numbers.entries)
+    newest = _entry(w, w.places.past, number, w.numbers.entries, w.numbers.used)
 
     def attend(source: Value, own: Any = layer.self_attention) -> None:
         rounded = w.round(source, own.projection)
         w.product("store", own.projection, rounded, w.places.projected, (0, inner))
-        w.product("store", own.projection, rounded, newest, (inner, inner + entry))
+        w.keep(own.projection, rounded, newest, (inner, inner + entry))
         w.turn(turning, w.places.projected, inner, w.heads.number)
         w.turn(turning, newest, entry, w.heads.shared)
         w.attend(attending, inner, (past, entry), lists)
@@ -123,7 +123,7 @@ def _run(w: ModelWriter) -> tuple[Value, Value, Value]:
     return w.places.firsts, w.places.counts, w.k.number(0)
 
 
-def _entry(w: ModelWriter, layer: int, entries: Value, number: Value | int) -> Value:
-    """Where an entry of a layer begins, of keys and values (layers, entries, 2 × G × K)."""
+def _entry(w: ModelWriter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
+    """Where an entry of a layer begins, of keys and values that are kept (layers, entries, 2 × G × K)."""
     k = w.k
-    return k.times(k.sum_of(k.times(entries, layer), number), 2 * w.heads.keys)
+    return k.at(place, k.times(k.sum_of(k.times(entries, layer), number), 2 * w.heads.keys), w.kept)

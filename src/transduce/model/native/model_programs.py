@@ -1,6 +1,7 @@
 """A model's programs, and which models they can be written for. Models of one kind and size have the same."""
 
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +11,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import GATES
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.native.activations import write_scaling
+from transduce.model.native.emit import F16, F32
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.layer_programs import write_continuing, write_encoder, write_prompts, write_step
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
@@ -86,6 +88,9 @@ class ModelPrograms:
         config, output = model.config, output_of(model)
         self.heads = Heads.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
+        kept = _kept_type(model)
+        self.kept_dtype = torch.float16 if kept == F16 else torch.float32
+        """Of the keys and values that steps attend to."""
         self.read_positions, self.step_positions = _position_tables(model)
         self._products = [vars(product) for product in _all_products(model)]
         is_ragged = isinstance(model, PackedDecoder)
@@ -99,7 +104,7 @@ class ModelPrograms:
         row_work = {}
         for name, write in _writers(model, output).items():
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights)
+                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights, kept)
                 write(writer)
                 row_work[name] = writer.row_work
         self._kept = weights.tensors
@@ -114,6 +119,16 @@ class ModelPrograms:
     def have_other_products(self) -> bool:
         """Whether somebody put something else in a product's place, which machine code would pass over."""
         return any("forward" in own for own in self._products)
+
+
+def _kept_type(model: PackedTransformer | PackedDecoder) -> Any:
+    """Of keys and values that steps attend to: float16, which is half as much to read, where products round more.
+
+    Float32 too where they are turned after the product.
+    """
+    products = _all_products(model)
+    is_exact = any(isinstance(product, NativeLinear) and product.tile.kind == "floats" for product in products)
+    return F32 if is_exact or model.config.positions.startswith("rotary") else F16
 
 
 def _writers(

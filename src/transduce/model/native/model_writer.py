@@ -16,7 +16,7 @@ from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.native.activations import write_activation
-from transduce.model.native.emit import I8, I32, I64, Emitter, Value
+from transduce.model.native.emit import F16, I8, I32, I64, Emitter, Value
 from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.products import write_products, write_rounding
 from transduce.model.native.rows import Heads, write_attention
@@ -105,7 +105,7 @@ class ModelWriter:
     """Writes the calls of a program."""
 
     def __init__(
-        self, k: Emitter, config: ModelConfig, numbers: Places, share: tuple[Value, Value], weights: Weights
+        self, k: Emitter, config: ModelConfig, numbers: Places, share: tuple[Value, Value], weights: Weights, kept: Any
     ) -> None:
         self.k = k
         self.config = config
@@ -113,6 +113,8 @@ class ModelWriter:
         self.numbers = numbers
         self.share = share
         self.weights = weights
+        self.kept = kept
+        """The type of the keys and values that steps attend to."""
         self.row_work = 0
         """Products of two numbers that a row takes, but those of attention."""
 
@@ -192,6 +194,10 @@ class ModelWriter:
         rows = (rounded, self.places.scales, self.numbers.rows, self.k.number(linear.width))
         self._product(ending, linear, rows, out, outputs)
 
+    def keep(self, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None) -> None:
+        """Likewise, of keys and values that steps attend to."""
+        self.product("half" if self.kept == F16 else "store", linear, rounded, out, outputs)
+
     def _product(
         self,
         ending: str,
@@ -228,17 +234,18 @@ class ModelWriter:
         lists: tuple[Value, Value, Value],
         *,
         to_memory: bool = False,
+        element: Any = None,
     ) -> None:
-        """Of `projected` to keys, and values that follow them, which have this stride."""
+        """Of `projected` to keys, and values behind them, which have this stride, and this type or the kept one."""
         k, places = self.k, self.places
         place, stride = keys
-        is_biased = self.config.positions == "relative" and not to_memory
+        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.kept
         k.call(
-            write_attention(k, self.heads, kind, is_biased=is_biased),
+            write_attention(k, self.heads, kind, is_biased=is_biased, element=element),
             places.projected,
             k.number(query_stride),
             place,
-            k.at(place, self.heads.keys),
+            k.at(place, self.heads.keys, element),
             k.number(stride),
             *lists,
             places.near,

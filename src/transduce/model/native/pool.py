@@ -18,9 +18,9 @@ _LEAST_ROOM = 256  # entries, however few hypotheses there are
 class Pool:
     """Keys and values of pieces, whatever hypotheses they belong to."""
 
-    def __init__(self, layers: int, rows: int, width: int, *, more: int = 0) -> None:
+    def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, more: int = 0) -> None:
         """With room for some steps of so many hypotheses, and for more entries, which are 2 × G × K wide."""
-        self.entries = torch.empty(layers, more + _room_for(rows), width)
+        self.entries = torch.empty(layers, more + _room_for(rows), width, dtype=dtype)
         self.used = 0
 
     def has_room(self, count: int) -> bool:
@@ -33,11 +33,12 @@ class Pool:
         live, self.used = live.long(), len(live)
         layers, room, width = self.entries.shape
         if self.used + rows * ROOM // 2 > room:
-            old, self.entries = self.entries, torch.empty(layers, self.used + _room_for(rows), width)
+            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _room_for(rows), width)
             for layer, kept in enumerate(old):
                 torch.index_select(kept, 0, live, out=self.entries[layer, : self.used])
         else:
-            _move_program().run(self.entries.data_ptr(), layers, room, width, live.data_ptr(), self.used)
+            floats = width * self.entries.itemsize // torch.float32.itemsize
+            _move_program().run(self.entries.data_ptr(), layers, room, floats, live.data_ptr(), self.used)
         names: Tensor = renamed.to(torch.int32)
         return names
 

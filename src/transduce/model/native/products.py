@@ -10,10 +10,10 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.model.native import amx
 from transduce.model.native.emit import I8, I16, I32, I64, POINTER, Emitter, Value
 from transduce.model.native.float_products import write_float_tile, write_pairing
-from transduce.model.native.tile import HALF_BITS, PLACE, Place, Tile, finish, join_halves
+from transduce.model.native.tile import HALF_BITS, PLACE, Place, Tile, finish, join_halves, result_type
 
 _LEAST = 1e-30  # a row of zeros is divided by this
-ENDINGS = ("store", "relu", "add")
+ENDINGS = ("store", "relu", "add", "half")
 
 
 def write_rounding(k: Emitter, tile: Tile) -> None:
@@ -62,7 +62,8 @@ def write_products(k: Emitter, tile: Tile, endings: Sequence[str] = ENDINGS) -> 
 
     rounded (N, D) and scales (N,) come from `round_<kind>`, or are floats as they are; with AMX `amx.MORE_ROWS` more
     rows can be read. weights, start, steps and bias (O,) are from `NativeLinear`, O a multiple of C; out is (N, O):
-    "store" writes, "relu" writes what is positive, "add" adds to what is there.
+    "store" writes, "relu" writes what is positive, "add" adds to what is there, "half" writes float16, where what is
+    greater than its greatest number becomes that.
     """
     for ending in endings:
         for rows in range(1, tile.rows + 1):
@@ -91,7 +92,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
                 k.at(start, column, I32),
                 k.at(steps, column),
                 k.at(bias, column),
-                k.at(out, k.sum_of(k.times(row, outputs), column)),
+                k.at(out, k.sum_of(k.times(row, outputs), column), result_type(ending)),
                 outputs,
             )
 

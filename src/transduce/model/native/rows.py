@@ -6,14 +6,14 @@ positions attended to.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.config import ModelConfig
-from transduce.model.native.emit import F32, I32, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F16, F32, I32, I64, POINTER, Emitter, Value
 
-Entry = Callable[[Value], Value]  # from a number in a row's past to the entry of the cache
+_Load = Callable[[Value, Value], list[Value]]  # an entry's vectors: from entry 0, and a number in a row's past
 
 _LOG2_E = 1.0 / math.log(2.0)
 _POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # of 2^x about 0
@@ -155,7 +155,7 @@ _ATTEND = (
 )
 
 
-def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> str:
+def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element: Any = F32) -> str:
     """Equation (1) for rows of queries, each with entries of its own.
 
     `attend_run(queries, query stride, keys, values, stride, firsts, counts, 0, near, near stride, N, out, scores, room,
@@ -164,15 +164,15 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> 
     32-bit numbers; all lists are equally long, and the row is at their last position. `attend_lists` likewise, with
     counts of their own.
     scores: room for L + lanes numbers for each thread. `near_…` adds, for each head, what stands in its row of `near`
-    at the distance from the row's position to the key's.
+    at the distance from the row's position to the key's; `…_half` finds keys and values in float16.
 
     Returns:
         The function's name; it is written where there is none.
     """
-    name = f"attend_{kind}_near" if is_biased else f"attend_{kind}"
+    name = "attend_" + _name(kind, is_biased=is_biased, element=element)
     if k.has(name):
         return name
-    head = _write_head(k, heads, kind, is_biased=is_biased)
+    head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
     with k.function(name, *_ATTEND) as arguments:
         queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *others = arguments
         near, near_stride, rows, out, scores, room, *share = others
@@ -197,8 +197,8 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> 
                 bias = k.at(near, k.build.sub(k.times(head_number, near_stride), position))
             place = _Row(
                 k.at(queries, k.sum_of(k.times(row, query_stride), column)),
-                k.at(keys, shared_column),
-                k.at(values, shared_column),
+                k.at(keys, shared_column, element),
+                k.at(values, shared_column, element),
                 stride,
                 k.at(out, k.sum_of(k.times(row, heads.queries), column)),
                 own_scores,
@@ -208,9 +208,13 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> 
     return name
 
 
-def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> str:
+def _name(kind: str, *, is_biased: bool, element: Any) -> str:
+    return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
+
+
+def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element: Any) -> str:
     """One head of one row, which `attend_…` calls."""
-    name = f"head_{kind}_near" if is_biased else f"head_{kind}"
+    name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
         place, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
@@ -220,23 +224,25 @@ def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool) -> str:
                 return k.sum_of(start, number)
             return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)
 
-        greatest = _write_scores(k, heads, place, count, entry, is_biased=is_biased)
+        def key_or_value(first: Value, number: Value) -> list[Value]:
+            there = k.at(first, k.times(entry(number), place.stride), element)
+            return [k.load_wide(there, column, element) for column in range(0, heads.width, k.lanes)]
+
+        greatest = _write_scores(k, heads, place, count, key_or_value, is_biased=is_biased)
         total = _write_exponentials(k, place.scores, count, greatest)
-        _write_mean(k, heads, place, count, entry, total)
+        _write_mean(k, heads, place, count, key_or_value, total)
     return name
 
 
-def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry, *, is_biased: bool) -> Value:
+def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Load, *, is_biased: bool) -> Value:
     """Products of the query with all keys, scaled; the greatest."""
-    columns = range(0, heads.width, k.lanes)
-    query = [k.load_floats(place.query, column) for column in columns]
+    query = [k.load_floats(place.query, column) for column in range(0, heads.width, k.lanes)]
     greatest = k.variable(k.real(float("-inf")))
     k.store(k.splat(float("-inf")), k.at(place.scores, count))
     with k.loop(0, count) as number:
-        key = k.at(place.keys, k.times(entry(number), place.stride))
         total = k.splat(0.0)
-        for column, own in zip(columns, query, strict=True):
-            total = k.madd(own, k.load_floats(key, column), total)
+        for own, key in zip(query, load(place.keys, number), strict=True):
+            total = k.madd(own, key, total)
         score = k.build.fmul(k.total(total), k.real(heads.scale))
         if is_biased:
             score = k.build.fadd(score, k.load(k.at(place.near, number)))
@@ -256,15 +262,14 @@ def _write_exponentials(k: Emitter, scores: Value, count: Value, greatest: Value
     return k.total(k.get(total, k.splat(0.0)))
 
 
-def _write_mean(k: Emitter, heads: Heads, place: _Row, count: Value, entry: Entry, total: Value) -> None:
+def _write_mean(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Load, total: Value) -> None:
     """The values by their weights."""
     columns = range(0, heads.width, k.lanes)
     sums = [k.variable(k.splat(0.0)) for _ in columns]
     with k.loop(0, count) as number:
-        value = k.at(place.values, k.times(entry(number), place.stride))
         weight = k.splat(k.load(k.at(place.scores, number)))
-        for column, own in zip(columns, sums, strict=True):
-            k.store(k.madd(weight, k.load_floats(value, column), k.get(own, weight)), own)
+        for own, value in zip(sums, load(place.values, number), strict=True):
+            k.store(k.madd(weight, value, k.get(own, weight)), own)
     scale = k.splat(k.build.fdiv(k.real(1.0), total))
     for column, own in zip(columns, sums, strict=True):
         k.store(k.build.fmul(k.get(own, scale), scale), k.at(place.out, column))

@@ -25,7 +25,7 @@ class NativeState(NativeSteps):
         self.sources = _pairs(starts, counts)  # (2, B): where each one begins, how many
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         layers, _, width = self.pool.entries.shape
-        self.memory = model.source_weight.new_empty(layers, pieces, width)
+        self.memory = torch.empty(layers, pieces, width, dtype=programs.kept_dtype)
         embedded = model.source_embedding(source_ids, model.source_weight)  # (B, S, D)
         self.read(embedded.flatten(0, 1) if pieces == source_ids.numel() else embedded[source_ids != pad_id])
         self.row_sources = self.sources  # (2, B × W)

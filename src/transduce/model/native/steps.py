@@ -36,7 +36,8 @@ class NativeSteps:
         self.width = 1
         self.position = 0  # of the newest piece; the last one, where rows differ
         self.longest_source = 0
-        self.pool = Pool(model.config.num_decoder_layers, sentences, 2 * programs.heads.keys, more=more)
+        layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
+        self.pool = Pool(layers, sentences, width, programs.kept_dtype, more=more)
         self.lists = torch.zeros(sentences, 0, dtype=torch.int32)  # (B × W, at least t)
         self.scratch: Scratch | None = None
         self.output = output_of(model)

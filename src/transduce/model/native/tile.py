@@ -21,11 +21,12 @@ from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I8, I16, I64, POINTER, Emitter, Value
+from transduce.model.native.emit import F16, F32, I8, I16, I64, POINTER, Emitter, Value
 
 Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
+_MOST_HALF = 65504.0  # the greatest number of float16
 
 
 class Tile(NamedTuple):
@@ -125,6 +126,11 @@ PLACE: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POIN
 """The types of a `Place`."""
 
 
+def result_type(ending: str) -> Any:
+    """The type of a number of the results."""
+    return F16 if ending == "half" else F32
+
+
 def finish(k: Emitter, place: Place, ending: str, row: Value | int, sums: dict[int, Value]) -> None:
     """From a row's sums of integers, whole vectors by their number, to what they stand for, which is put in place."""
     scale = k.splat(k.load(k.at(place.scales, row)))
@@ -137,11 +143,15 @@ def finish(k: Emitter, place: Place, ending: str, row: Value | int, sums: dict[i
 
 def put(k: Emitter, place: Place, ending: str, row: Value | int, vector: int, value: Value) -> None:
     """Stores a vector of a row's results, or adds it to what is there."""
-    there = k.at(place.out, k.sum_of(k.times(place.stride, row), vector * k.lanes))
+    there = k.at(place.out, k.sum_of(k.times(place.stride, row), vector * k.lanes), result_type(ending))
     if ending == "relu":
         value = k.greater(value, k.splat(0.0))
     elif ending == "add":
         value = k.build.fadd(value, k.load(there, k.floats))
+    elif ending == "half":
+        value = k.greater(k.splat(-_MOST_HALF), value)
+        value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MOST_HALF)), k.splat(_MOST_HALF), value)
+        value = k.build.fptrunc(value, ir.VectorType(F16, k.lanes))
     k.store(value, there)
 
 
