@@ -19,7 +19,7 @@ from transduce.model.native.linear import BFloat16Vocabulary, NativeLinear, Nati
 from transduce.model.native.reductions import NativeReductions
 from transduce.model.native.state import NativeState
 from transduce.model.native.tile import NARROW, WIDE, Tile
-from transduce.model.packed import PackedTransformer, Use
+from transduce.model.packed import PackedMemoryAttention, PackedTransformer, Use
 from transduce.model.quantized import Int8Linear, quantize
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
@@ -225,6 +225,31 @@ def test_a_row_does_not_depend_on_batch_or_threads(first_sentence_everywhere: Ev
     model = build({})
     found = first_sentence_everywhere(lambda sources: start_fast(model, sources), SOURCES)
     assert all(torch.equal(found[0], other) for other in found)
+
+
+@torch.inference_mode()
+def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -> None:
+    model = build({})
+    state = start_fast(model, SOURCES)
+    assert isinstance(state, NativeState)
+    assert state.pool.entries.dtype == state.memory.dtype == torch.float16
+    layer = model.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.memory_attention, PackedMemoryAttention)
+    bias = layer.memory_attention.key_value.bias
+    assert isinstance(bias, Tensor)
+    bias.add_(torch.where(torch.arange(len(bias)) % 2 == 0, 1e6, -1e6))
+    state = start_fast(model, SOURCES)
+    assert isinstance(state, NativeState)
+    assert state.memory[0].abs().eq(torch.finfo(torch.float16).max).all()
+    assert state.step(torch.zeros(5, 1, dtype=torch.int64)).isfinite().all()
+
+
+@torch.inference_mode()
+def test_keys_that_positions_turn_are_kept_in_float32() -> None:
+    state = start_fast(build({"positions": "rotary"}), SOURCES)
+    assert isinstance(state, NativeState)
+    assert state.pool.entries.dtype == state.memory.dtype == torch.float32
 
 
 @torch.inference_mode()

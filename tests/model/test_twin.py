@@ -94,6 +94,15 @@ def first_logits(model: Transformer) -> Tensor:
     return state.step_to_logits(torch.full((len(SOURCES), 1), 7))[1].clone()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_only_in_float32_keys_and_values_are_kept_in_float32(dtype: torch.dtype) -> None:
+    state = start_fast(build(dtype)[0], SOURCES)
+    assert isinstance(state, NativeState)
+    kept = torch.float32 if dtype == torch.float32 else torch.float16
+    assert state.pool.entries.dtype == state.memory.dtype == kept
+
+
 # --- products -----------------------------------------------------------------------------------------------------
 
 

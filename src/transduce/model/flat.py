@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
 from transduce.model.layers import DecoderLayer
-from transduce.model.packed import PackedMemoryAttention
+from transduce.model.packed import KeepingAttention, PackedMemoryAttention
 from transduce.model.slots import SlotCache, Slots
 from transduce.model.stack import each_layer
 from transduce.model.state import Ancestry
@@ -49,6 +49,7 @@ class FlatLayer:
     def __init__(self, layer: DecoderLayer) -> None:
         own, memory = layer.self_attention, layer.memory_attention
         self.project: Product = own.projection.forward
+        self.keep: Product | None = own.keep if isinstance(own, KeepingAttention) else None
         self.output: Product = own.output.forward
         self.query, self.key_value = memory_products(memory)
         self.memory_output: Product = memory.output.forward
@@ -61,7 +62,7 @@ class FlatLayer:
 def memory_products(attention: MultiHeadAttention) -> tuple[Product, Product]:
     """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
     if isinstance(attention, PackedMemoryAttention):
-        return attention.query.forward, attention.key_value.forward
+        return attention.query.forward, lambda memory: attention.keep(attention.key_value(memory))
     rows = (attention.widths[0], sum(attention.widths[1:]))
     weight, bias = attention.projection.weight, attention.projection.bias
     biases = (None, None) if bias is None else bias.split(rows)
@@ -153,7 +154,8 @@ class FlatState:
         def attend_to_past(y: Tensor) -> Tensor:
             projected = layer.project(y)  # (B × W, 3 × H × K)
             inner = self.heads * self.width
-            past.append(self._split(projected[:, inner:].unflatten(0, (past.rows, -1))))
+            newest = projected[:, inner:] if layer.keep is None else layer.keep(projected[:, inner:])
+            past.append(self._split(newest.unflatten(0, (past.rows, -1))))
             return layer.output(self._attend(projected[:, :inner], past, bias))
 
         def attend_to_memory(y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 from transduce.model.vocabulary import VocabularyModel
 
@@ -25,8 +25,11 @@ class MakeProduct(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module: ...
 
 
-class PackedMemoryAttention(MultiHeadAttention):
-    """Attention to the memory, whose queries and whose keys and values are separate products."""
+class KeepingAttention(MultiHeadAttention):
+    """Attention of a decoder, whose keys and values are kept from step to step.
+
+    They are kept in float16 where the products round more than that, so that a step has half as much to read.
+    """
 
     def __init__(self, attention: MultiHeadAttention, make: MakeProduct) -> None:
         """Takes the place of this one."""
@@ -34,18 +37,59 @@ class PackedMemoryAttention(MultiHeadAttention):
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
         self.dropout, self.score = attention.dropout, attention.score
+        self.output = _packed(attention.output, make)
+        self.kept_dtype = torch.float32
+
+    def _keep_by(self, product: nn.Module, *, turns: bool) -> None:
+        """Of this product; in float32 where it is exact, or where its result is turned by positions."""
+        self.kept_dtype = torch.float16 if getattr(product, "rounds", False) and not turns else torch.float32
+
+    def keep(self, projected: Tensor) -> Tensor:
+        """Keys and values as they are kept; what is beyond float16's range becomes its greatest number."""
+        if self.kept_dtype == torch.float32:
+            return projected
+        most = torch.finfo(self.kept_dtype).max
+        return projected.clamp(-most, most).to(self.kept_dtype).to(projected.dtype)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether other kernels may compute it, which know nothing of what is kept."""
+        return self.kept_dtype == torch.float32 and super().is_plain
+
+
+class PackedSelfAttention(KeepingAttention):
+    """Attention of a decoder to itself."""
+
+    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
+        """Takes the place of this one; whether positions turn its keys."""
+        super().__init__(attention, make)
+        self.projection = _packed(attention.projection, make)
+        self._keep_by(self.projection, turns=turns)
+
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key_value = self.projection(x).split((self.widths[0], sum(self.widths[1:])), dim=-1)
+        key, value = self.keep(key_value).split(self.widths[1:], dim=-1)
+        return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
+
+
+class PackedMemoryAttention(KeepingAttention):
+    """Attention to the memory, whose queries and whose keys and values are separate products."""
+
+    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
+        """Takes the place of this one; whether positions turn keys, be it those of others."""
+        super().__init__(attention, make)
         projection = attention.projection
         rows = (self.widths[0], sum(self.widths[1:]))
         biases = (None, None) if projection.bias is None else projection.bias.split(rows)
         query, key_value = zip(projection.weight.split(rows), biases, strict=True)
         self.query, self.key_value = make(*query), make(*key_value, "memory")
-        self.output = _packed(attention.output, make)
+        self._keep_by(self.key_value, turns=turns)
 
     def _queries(self, x: Tensor) -> Tensor:
         return self.query(x)  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        return self.key_value(memory)  # type: ignore[no-any-return]
+        return self.keep(self.key_value(memory))
 
 
 class Packed(VocabularyModel):
@@ -75,13 +119,16 @@ def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer |
     with torch.no_grad(), torch.device("meta"):
         made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
     made._modules, made._parameters = model._modules, model._parameters
+    turns = model.config.positions.startswith("rotary")
     with torch.no_grad():
         made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
+            if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
+                module.self_attention = PackedSelfAttention(module.self_attention, make, turns=turns)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = PackedMemoryAttention(module.memory_attention, make)
+                module.memory_attention = PackedMemoryAttention(module.memory_attention, make, turns=turns)
         for module in list(made.modules()):
-            if isinstance(module, MultiHeadAttention) and not isinstance(module, PackedMemoryAttention):
+            if isinstance(module, MultiHeadAttention) and not isinstance(module, KeepingAttention):
                 module.projection = _packed(module.projection, make)
                 module.output = _packed(module.output, make)
             elif isinstance(module, FeedForward | GatedFeedForward):

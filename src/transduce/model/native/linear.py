@@ -39,6 +39,8 @@ class NativeLinear(nn.Module):
         grouped = F.pad(rounded, (0, 0, 0, missing)).view(-1, tile.columns, width // tile.group, tile.group)
         blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
         self.tile = tile
+        self.rounds = tile.kind != "floats"
+        """What is multiplied."""
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + missing
         whole = torch.zeros(outputs) if bias is None else bias.detach().float()

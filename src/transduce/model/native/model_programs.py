@@ -1,7 +1,6 @@
 """A model's programs, and which models they can be written for. Models of one kind and size have the same."""
 
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,8 +19,9 @@ from transduce.model.native.model_writer import ModelWriter, Places, Weights
 from transduce.model.native.position_tables import GrowingTables, write_turning
 from transduce.model.native.rows import Heads, write_embedding, write_norms
 from transduce.model.native.tile import Tile
-from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedTransformer
+from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedSelfAttention, PackedTransformer
 
+_TYPES = {torch.float16: F16, torch.float32: F32}
 # What `ModelWriter` and `GrowingTables` know; another scheme would be left out of what is computed.
 _POSITIONS = ("sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none")
 
@@ -88,8 +88,7 @@ class ModelPrograms:
         config, output = model.config, output_of(model)
         self.heads = Heads.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
-        kept = _kept_type(model)
-        self.kept_dtype = torch.float16 if kept == F16 else torch.float32
+        self.kept_dtype = _kept_dtype(model)
         """Of the keys and values that steps attend to."""
         self.read_positions, self.step_positions = _position_tables(model)
         self._products = [vars(product) for product in _all_products(model)]
@@ -104,7 +103,7 @@ class ModelPrograms:
         row_work = {}
         for name, write in _writers(model, output).items():
             with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights, kept)
+                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights, _TYPES[self.kept_dtype])
                 write(writer)
                 row_work[name] = writer.row_work
         self._kept = weights.tensors
@@ -121,14 +120,11 @@ class ModelPrograms:
         return any("forward" in own for own in self._products)
 
 
-def _kept_type(model: PackedTransformer | PackedDecoder) -> Any:
-    """Of keys and values that steps attend to: float16, which is half as much to read, where products round more.
-
-    Float32 too where they are turned after the product.
-    """
-    products = _all_products(model)
-    is_exact = any(isinstance(product, NativeLinear) and product.tile.kind == "floats" for product in products)
-    return F32 if is_exact or model.config.positions.startswith("rotary") else F16
+def _kept_dtype(model: PackedTransformer | PackedDecoder) -> torch.dtype:
+    layer = (model.layers if isinstance(model, PackedDecoder) else model.decoder_layers)[0]
+    assert isinstance(layer, EncoderLayer | DecoderLayer)
+    assert isinstance(layer.self_attention, PackedSelfAttention)
+    return layer.self_attention.kept_dtype
 
 
 def _writers(
