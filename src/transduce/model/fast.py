@@ -40,6 +40,7 @@ __all__ = [
     "exact_projection",
     "find_batch_search",
     "has_kernels",
+    "has_programs",
     "kernels_of_training",
     "make_twin",
     "native_state",
@@ -158,6 +159,11 @@ def _start_on_gpu(model: EncoderDecoder, source_ids: Tensor) -> DecodingState | 
     from transduce.model.gpu import state
 
     return state.GpuState(model, source_ids) if state.supports(model) else None
+
+
+def has_programs(model: EncoderDecoder) -> bool:
+    """Whether machine code of our own decodes it, encoder and all, so that threads may decode a batch each."""
+    return _find_programs(decoded_model(model)) is not None
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:

@@ -21,18 +21,14 @@ from transduce.runtime.parts import LONGEST_SOURCE, Part, PartsObserver, batches
 from transduce.runtime.phrases import spell_prefix
 from transduce.runtime.precision import precision_of
 from transduce.runtime.scoring import MOST_PIECES, Score, score_translations
+from transduce.runtime.side_by_side import side_by_side, threads_apart
 from transduce.runtime.streaming import GrowingText
 from transduce.runtime.strict import StrictProof, bucket
 from transduce.runtime.substitution import ModelView
 from transduce.runtime.summary import summary
 from transduce.runtime.term_search import find_with_terms
 from transduce.runtime.translation import Translation, nothing, translated
-from transduce.runtime.wanted import (
-    GivenGlossary,
-    as_glossary,
-    check_glossary,
-    with_phrases,
-)
+from transduce.runtime.wanted import GivenGlossary, as_glossary, check_glossary, with_phrases
 from transduce.search.constraints import Phrase
 from transduce.search.loop import Search, run
 from transduce.search.scorer import Hypothesis, Observer
@@ -214,8 +210,8 @@ class Translator:
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
         """The translations of parts by their keys, but for those that are given up before they have their turn."""
-        found: dict[tuple[int, int], Translation] = {}
-        for batch in self._batches(parts, search):
+
+        def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             waiting = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.ids for part in waiting],
@@ -225,9 +221,13 @@ class Translator:
                 places=[part.place(places) for part in waiting],
                 observer=watch if watch.observer else None,
             )
-            for part, own in zip(waiting, hypotheses, strict=True):
-                found[part.key] = translated(part.text, own, self.tokenizer.target)
-        return found
+            pairs = zip(waiting, hypotheses, strict=True)
+            return {part.key: translated(part.text, own, self.tokenizer.target) for part, own in pairs}
+
+        is_watched = watch.observer is not None or self.examples is not None
+        threads = 1 if is_watched else threads_apart(self.models, search)
+        found = side_by_side(decode, list(self._batches(parts, search)), threads)
+        return {key: translation for own in found for key, translation in own.items()}
 
     def stream(
         self,
