@@ -232,14 +232,35 @@ class Emitter:
         """The sum of a vector of floats, halves first: the same order on every machine."""
         return self._fold(values, self.build.fadd)
 
+    def totals(self, vectors: list[Value]) -> Value:
+        """What `total` gives of each of some vectors, a quarter as many as there are lanes; a vector of so many."""
+        width, count = self.lanes, len(vectors)  # elements that are left of each one
+        while len(vectors) > 1:
+            width //= 2
+            vectors = [self._join(*two, width) for two in zip(vectors[::2], vectors[1::2], strict=True)]
+        (values,) = vectors
+        while width > 1:
+            width //= 2
+            values = self.build.fadd(values, self._shuffle(values, values, [n ^ width for n in range(self.lanes)]))
+        return self._shuffle(values, values, [n * self.lanes // count for n in range(count)])
+
+    def _join(self, one: Value, other: Value, width: int) -> Value:
+        """Adds the halves, of so many elements, of what two vectors hold."""
+        starts = range(0, 2 * self.lanes, 2 * width)  # of both
+        low = [start + n for start in starts for n in range(width)]
+        halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
+        return self.build.fadd(*halves)
+
+    def _shuffle(self, one: Value, other: Value, numbers: list[int]) -> Value:
+        mask = ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
+        return self.build.shuffle_vector(one, other, mask)
+
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
         width = self.lanes
         while width > 1:
             width //= 2
-            halves = (
-                self.build.shuffle_vector(values, values, ir.Constant(ir.VectorType(I32, width), list(numbers)))
-                for numbers in (range(width), range(width, 2 * width))
-            )
+            sides = (range(width), range(width, 2 * width))
+            halves = (self._shuffle(values, values, list(numbers)) for numbers in sides)
             values = join(*halves)
         return self.build.extract_element(values, ir.Constant(I32, 0))
 

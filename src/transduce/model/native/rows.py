@@ -17,6 +17,7 @@ _Load = Callable[[Value, Value], list[Value]]  # an entry's vectors: from entry 
 
 _LOG2_E = 1.0 / math.log(2.0)
 _POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # of 2^x about 0
+_NEVER = float("-inf")
 _LEAST_EXPONENT = -87.0  # e to this is still a normal float32
 
 
@@ -235,21 +236,36 @@ def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element
 
 
 def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Load, *, is_biased: bool) -> Value:
-    """Products of the query with all keys, scaled; the greatest."""
+    """Products of the query with all keys, scaled; the greatest. Sums of some keys at a time are added up at once."""
     query = [k.load_floats(place.query, column) for column in range(0, heads.width, k.lanes)]
-    greatest = k.variable(k.real(float("-inf")))
-    k.store(k.splat(float("-inf")), k.at(place.scores, count))
-    with k.loop(0, count) as number:
+    k.store(k.splat(_NEVER), k.at(place.scores, count))
+    some = k.lanes // 4
+    whole = k.times(k.build.sdiv(count, k.number(some)), some)
+
+    def products(number: Value) -> Value:
         total = k.splat(0.0)
         for own, key in zip(query, load(place.keys, number), strict=True):
             total = k.madd(own, key, total)
-        score = k.build.fmul(k.total(total), k.real(heads.scale))
+        return total
+
+    def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
+        score = k.build.fmul(score, scale)
         if is_biased:
-            score = k.build.fadd(score, k.load(k.at(place.near, number)))
+            score = k.build.fadd(score, k.load(k.at(place.near, number), score.type))
         k.store(score, k.at(place.scores, number))
-        most = k.get(greatest, score)
-        k.store(k.greater(score, most), greatest)
-    return k.get(greatest, k.real(0.0))
+        k.store(k.greater(score, k.get(greatest, score)), greatest)
+
+    few = ir.VectorType(F32, some)
+    scales, never = (ir.Constant(few, [ir.Constant(F32, value)] * some) for value in (heads.scale, _NEVER))
+    greatest_few, greatest = k.variable(never), k.variable(k.real(_NEVER))
+    with k.loop(0, whole, some) as first:
+        finish(first, k.totals([products(k.sum_of(first, n)) for n in range(some)]), scales, greatest_few)
+    with k.loop(whole, count) as number:
+        finish(number, k.total(products(number)), k.real(heads.scale), greatest)
+    found = k.get(greatest, k.real(0.0))
+    for n in range(some):
+        found = k.greater(k.build.extract_element(k.get(greatest_few, never), ir.Constant(I32, n)), found)
+    return found
 
 
 def _write_exponentials(k: Emitter, scores: Value, count: Value, greatest: Value) -> Value:
