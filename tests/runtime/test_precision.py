@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -97,10 +98,11 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
     translator = load_by_kernels(wide, precision)
     found = translator(sentences, beam_size=4)
     scored = translator.score(sentences, [translation.text for translation in found])
-    # Scoring attends by PyTorch: the last bit of a number between two steps of 6 or 8 bits rounds it to either.
-    almost = 5e-3 if precision == "int8" else 1e-5
-    for translation, own in zip(found, scored, strict=True):
-        assert own.score == pytest.approx(translation.score, abs=almost)
+    # Scoring attends by PyTorch: the last bit of a number between two steps, of 6 to 12 bits, rounds it to either.
+    most = {"int8": 5e-3, "bf16": 1e-4, "fp32": 1e-6}[precision]
+    differences = [abs(own.score - translation.score) for translation, own in zip(found, scored, strict=True)]
+    assert max(differences) < most
+    assert median(differences) < 1e-6
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
