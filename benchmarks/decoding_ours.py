@@ -16,7 +16,7 @@ def main() -> None:
     has_kernels()  # opens LLVM's library, where it is installed: a part of the import that others do at once
     bare = resident_bytes()
     idle: SimpleQueue[Translator] = SimpleQueue()
-    for _ in range(plan.together):  # as `transduce translate --workers`, but in one process
+    for _ in range(plan.together):  # as a translator decodes many batches, but each with a model of its own
         idle.put(load(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device))
     ids = sentences["ids"]
 

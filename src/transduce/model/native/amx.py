@@ -172,10 +172,11 @@ class _Blocks:
     def _fetch(self) -> None:
         """Some lines of the next block."""
         k = self.k
-        place = k.at(self.ahead, k.get(self.fetched, k.number(0)), I8)
-        with k.loop(0, self.lines) as line:
-            k.fetch(k.at(place, k.times(line, REGISTER_BYTES), I8), level=2)
-        k.store(k.sum_of(k.get(self.fetched, k.number(0)), k.times(self.lines, REGISTER_BYTES)), self.fetched)
+        start = k.get(self.fetched, k.number(0))
+        stop = k.sum_of(start, k.times(self.lines, REGISTER_BYTES))
+        with k.loop(start, stop, REGISTER_BYTES) as byte:
+            k.fetch(k.at(self.ahead, byte, I8), level=2)
+        k.store(stop, self.fetched)
 
     def _finish(self, first: Value, last: Value) -> None:
         """Rows of the turn before."""

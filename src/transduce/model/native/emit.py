@@ -287,7 +287,7 @@ class Emitter:
         self.build.store(value, place, align=_alignment(value.type))
 
     def load_wide(self, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None) -> Value:
-        """A vector of floats from an array of F32, F16 or bfloat16 (I16); of the last, only what is inside is read."""
+        """A vector of floats from an array of F32, bfloat16 (I16) or F16; of the first two, what is inside alone."""
         elements = ir.VectorType(kind, self.lanes)
         at = self.at(place, index, kind)
         found = self.load(at, elements) if inside is None else self._load_inside(at, elements, inside)

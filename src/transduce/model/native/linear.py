@@ -40,7 +40,7 @@ class NativeLinear(nn.Module):
         blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
         self.tile = tile
         self.rounds = tile.kind != "floats"
-        """What is multiplied."""
+        """Whether what is multiplied has been rounded, so that its products are not those of float32."""
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + missing
         whole = torch.zeros(outputs) if bias is None else bias.detach().float()
@@ -102,7 +102,7 @@ class NativeVocabulary(NativeLinear):
         """Keeps the matrix (V, D), which a model that shares it with its embeddings has anyway."""
         super().__init__(weight, bias, tile)
         self.exact = weight
-        self.is_refined = tile.kind != "floats"
+        self.is_refined = self.rounds
         with torch.no_grad():
             self.bias[self.outputs :] = float("-inf")  # what only fills up a block is never likely
 

@@ -80,14 +80,25 @@ def write_norms(k: Emitter) -> None:
 
 def _mean(k: Emitter, place: Value, width: Value, centre: Value | None) -> Value:
     """Of a row's numbers, or of their squared distances from a centre."""
-    totals = k.sums()
-    for column, number in k.each_vector(width):
+
+    def term(column: Value) -> list[Value]:
         own = k.load_floats(place, column)
-        if centre is not None:
-            own = k.build.fsub(own, centre)
-            own = k.build.fmul(own, own)
-        k.add_to(totals, number, own, k.build.fadd)
-    return k.build.fdiv(k.total(k.joined(totals, k.build.fadd)), k.build.sitofp(width, F32))
+        if centre is None:
+            return [own]
+        own = k.build.fsub(own, centre)
+        return [k.build.fmul(own, own)]
+
+    return means(k, width, term)[0]
+
+
+def means(k: Emitter, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
+    """Over a row, of what stands in each column. Several sums at once: each addition waits for the one before."""
+    totals = [k.sums() for _ in range(count)]
+    for column, number in k.each_vector(width):
+        for total, term in zip(totals, terms(column), strict=True):
+            k.add_to(total, number, term, k.build.fadd)
+    size = k.build.sitofp(width, F32)
+    return [k.build.fdiv(k.total(k.joined(total, k.build.fadd)), size) for total in totals]
 
 
 class Heads(NamedTuple):

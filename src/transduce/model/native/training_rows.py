@@ -3,14 +3,14 @@
 Legend: N rows, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I32, Emitter, Value
 from transduce.model.native.engine import program
-from transduce.model.native.rows import exponential
+from transduce.model.native.rows import exponential, means
 
 _NEVER = float("-inf")
 _HASHES = 16  # of a block of elements of which some are dropped
@@ -242,9 +242,9 @@ class RowWriter:
         def own(column: Value) -> Value:
             return self._load(given.x, row, width, column)
 
-        (mean,) = self._means(width, lambda column: [own(column)]) if is_centred else (k.real(0.0),)
+        (mean,) = means(self.k, width, lambda column: [own(column)]) if is_centred else (k.real(0.0),)
         spread = k.splat(mean)
-        (variance,) = self._means(width, lambda column: [self._square(k.build.fsub(own(column), spread))])
+        (variance,) = means(self.k, width, lambda column: [self._square(k.build.fsub(own(column), spread))])
         epsilon = k.float_of(given.epsilon)
         root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
         inverse = k.build.fdiv(k.real(1.0), root)
@@ -285,7 +285,7 @@ class RowWriter:
             own = weighted(column)
             return [own, k.build.fmul(own, x)]
 
-        level, tilt = (k.splat(each) for each in self._means(width, both, 2))
+        level, tilt = (k.splat(each) for each in means(self.k, width, both, 2))
         with k.loop(0, width, k.lanes) as column:
             rest = k.build.fsub(weighted(column), level) if is_centred else weighted(column)
             rest = k.build.fsub(rest, k.build.fmul(normalized(column), tilt))
@@ -315,16 +315,6 @@ class RowWriter:
                     known = k.get(own, k.splat(0.0))
                     k.store(k.build.fadd(known, k.load_floats(k.place(given.shares), place)), own)
                 k.store(k.get(own, k.splat(0.0)), there)
-
-    def _means(self, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
-        """Over a row, of what stands in each column. Several sums at once: each addition waits for the one before."""
-        k = self.k
-        totals = [k.sums() for _ in range(count)]
-        for column, number in k.each_vector(width):
-            for total, term in zip(totals, terms(column), strict=True):
-                k.add_to(total, number, term, k.build.fadd)
-        size = k.build.sitofp(width, F32)
-        return [k.build.fdiv(k.total(k.joined(total, k.build.fadd)), size) for total in totals]
 
     def _square(self, value: Value) -> Value:
         return self.k.build.fmul(value, value)
