@@ -102,9 +102,10 @@ def zero(k: Emitter, number: int) -> None:
     k.intrinsic("llvm.x86.tilezero", VOID, register(number))
 
 
-def load(k: Emitter, number: int, place: Value, row_bytes: Value) -> None:
-    """Fills a register from rows that begin so many bytes apart."""
-    k.intrinsic("llvm.x86.tileloadd64", VOID, register(number), place, row_bytes)
+def load(k: Emitter, number: int, place: Value, row_bytes: Value, *, once: bool = False) -> None:
+    """Fills a register from rows that begin so many bytes apart; once: the first cache need not hold them for later."""
+    name = "llvm.x86.tileloaddt164" if once else "llvm.x86.tileloadd64"
+    k.intrinsic(name, VOID, register(number), place, row_bytes)
 
 
 def store(k: Emitter, number: int, place: Value, row_bytes: int = REGISTER_BYTES) -> None:

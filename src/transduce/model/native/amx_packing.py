@@ -7,10 +7,9 @@ the next columns; a block's pages are few enough to be known.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-from transduce.model.native.emit import I16, I32, Value
-from transduce.model.native.pair_packing import Gradient, Matrix, Packer, rows_of
+from transduce.model.native.amx_panels import PART_ROWS, TILE_ROWS
+from transduce.model.native.emit import I32, Value
+from transduce.model.native.pair_packing import Gradient, Matrix, Packer, Span, Tiles, rows_of
 from transduce.model.native.rows import transpose
 
 
@@ -29,46 +28,45 @@ class AmxPacker(Packer):
                     low, high = (self._load(matrix.place, matrix, row, own) for row in rows_of(k, pair))
                     k.store(self._join(low, high), k.at(target, k.sum_of(k.times(pair, panel), start), I32))
 
-    def pack_gradient(self, given: Gradient, to: Value) -> None:
-        """As `Packer.pack_gradient`, but in squares of 16 rows of 16 pairs, whole registers."""
+    def lay_rows(self, matrix: Matrix, tiles: Tiles, span: Span, to: Value) -> None:
+        """Rows of some tiles, and some of their pairs: for each sixteen of these a register of each of a tile's parts.
+
+        A part that would go past the last row begins so much before.
+        """
         k = self.k
-        pairs = self.pairs_of(given.matrix.rows)
-        is_gated = k.is_given(given.gate)
-        counted = given.matrix._replace(place=k.build.select(is_gated, k.place(given.kept), given.matrix.place))
-        with k.loop(0, pairs, k.lanes) as first:
-            with k.where(is_gated):
-                self._keep(given, first)
-            with self._each_panel(given.matrix) as column:
-                self._pack_squares(counted, first, column, to, given.sums)
+        pairs = k.build.sdiv(matrix.columns, k.number(2))
+        last = k.build.sub(matrix.rows, k.number(PART_ROWS))
+        with k.loop(*tiles) as tile:
+            target = self._tile(to, tile, tiles, span)
+            for part in range(TILE_ROWS // PART_ROWS):
+                start = k.lesser(k.sum_of(k.times(tile, TILE_ROWS), part * PART_ROWS), last)
+                with k.loop(0, PART_ROWS) as row:
+                    own = k.sum_of(k.times(k.sum_of(start, row), pairs), span.first)
+                    here = k.sum_of(k.times(row, k.lanes), part * PART_ROWS * k.lanes)
+                    with k.loop(0, span.count, k.lanes) as pair:
+                        value = k.load(k.at(matrix.place, k.sum_of(own, pair), I32), k.ints)
+                        k.store(value, k.at(target, k.sum_of(here, k.times(pair, TILE_ROWS)), I32))
 
-    def _keep(self, given: Gradient, first: Value) -> None:
-        """What counts of a block, row by row, as the processor foresees it."""
+    def lay_gradient(self, given: Gradient, tiles: Tiles, span: Span, to: Value) -> None:
+        """The same of columns, of which some rows are summed over, and the sums of these rows."""
         k, matrix = self.k, given.matrix
-        kind = ir.VectorType(I16, self.layout.panel)
-        none = ir.Constant(kind, None)
-        row = k.times(first, 2)
-        last = k.lesser(k.sum_of(row, 2 * k.lanes), matrix.rows)
-        with k.loop(row, last) as own, self._each_panel(matrix) as column:
-            value = k.load(self._place(matrix.place, matrix, own, column), kind)
-            gate = k.load(self._place(k.place(given.gate), matrix, own, column), kind)
-            value = k.build.select(k.build.icmp_signed(">", gate, none), value, none)
-            k.store(value, self._place(k.place(given.kept), matrix, own, column))
+        with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
+            target = k.at(self._tile(to, tile, tiles, span), k.times(first, TILE_ROWS), I32)
+            for part in range(TILE_ROWS // PART_ROWS):
+                column, total = k.sum_of(k.times(tile, TILE_ROWS), part * PART_ROWS), k.variable(k.splat(0.0))
+                square = []
+                for pair in (k.sum_of(span.first, first, n) for n in range(k.lanes)):
+                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows_of(k, pair))
+                    square.append(self._count(low, high, total))
+                for n, vector in enumerate(transpose(k, square)):
+                    k.store(vector, k.at(target, (part * PART_ROWS + n) * k.lanes, I32))
+                with k.where(k.is_given(given.sums)):
+                    self._add_sums(given, column, total)
 
-    def _pack_squares(self, matrix: Matrix, first: Value, column: Value, to: Value, sums: Value) -> None:
-        """Those of a panel's columns in a block."""
-        k, pairs = self.k, self.pairs_of(matrix.rows)
-        for own in (k.sum_of(column, start) for start in range(0, self.layout.panel, k.lanes)):
-            total = k.variable(k.splat(0.0))
-            square = []
-            for pair in (k.sum_of(first, n) for n in range(k.lanes)):
-                low, high = (self._load(matrix.place, matrix, row, own) for row in rows_of(k, pair))
-                square.append(self._count(low, high, total))
-            for n, vector in enumerate(transpose(k, square)):
-                place = k.sum_of(k.times(own, pairs), k.times(k.sum_of(first, n), k.lanes))
-                k.store(vector, k.at(to, place, I32))
-            with k.where(k.is_given(sums)):
-                place = k.at(k.place(sums), own)
-                k.store(k.build.fadd(k.load_floats(place), k.get(total, k.splat(0.0))), place)
+    def _tile(self, to: Value, tile: Value, tiles: Tiles, span: Span) -> Value:
+        """Where a tile's rows begin."""
+        k = self.k
+        return k.at(to, k.times(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 
     @contextmanager
     def _each_panel(self, matrix: Matrix) -> Iterator[Value]:

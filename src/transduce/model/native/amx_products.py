@@ -1,48 +1,44 @@
 """Products of matrices of bfloat16 by AMX's instruction for pairs, `tdpbf16ps`.
 
 A tile is 32 rows by a panel of 32 columns: four registers of sums, two of rows and two of columns, so that each that is
-loaded is used twice. Sums go through memory on their way out, where vectors take them up while the next tile is
-multiplied: two units of the processor are busy at once. Source: Intel, "Architecture Instruction Set Extensions
-Programming Reference", chapter "AMX".
+loaded is used twice. A core reads its second cache at half the speed at which it multiplies: of each two registers that
+are loaded one must come from the first. So a panel, of so many pairs that the first cache holds it, is multiplied by
+some hundred rows, which each thread has laid out for itself so that the second cache holds them; what they add up to
+waits there for the pairs that follow. Source: Intel, "Architecture Instruction Set Extensions Programming Reference",
+chapter "AMX"; K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native import amx
 from transduce.model.native.amx_packing import AmxPacker
-from transduce.model.native.emit import F32, I16, I32, I64, POINTER, VOID, BFloat, Emitter, Value
-from transduce.model.native.pair_packing import AMX
-from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, Span, tile_name
+from transduce.model.native.amx_panels import PLACES, STEP, TILE, TILE_ROWS, VECTORS, Ends, PanelPlaces, write_panels
+from transduce.model.native.emit import F32, I16, I32, BFloat, Emitter, Value
+from transduce.model.native.pair_packing import AMX, Gradient, Matrix, Span, Tiles
+from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, tile_name
 
-_ROWS = amx.REGISTER_ROWS
-_VECTORS = AMX.panel // _ROWS  # of a panel's columns
-_LEFT, _PANEL = 4, 6  # numbers of the first such registers; sums are 0 to 3
+_SUMS_BYTES = AMX.sum_tiles * TILE * (AMX.sum_columns // AMX.panel) * 4
+_ROWS_BYTES = AMX.block * 4
 
 
-class _Places(NamedTuple):
-    """What a panel is multiplied by, and where the result goes."""
+class _Block(NamedTuple):
+    """What a thread multiplies while the second cache holds its rows, and sums that wait."""
 
-    left: Value
-    panel: Value
-    pairs: Value
-    """In a row."""
-    depth: Value
-    """Those that are summed."""
-    out: Value
-    """The panel's first column in the first row."""
-    stride: Value
-    """Columns of a row of the result."""
     rows: Value
-    first: Value
-    """Tiles: from this one to below the last, by steps."""
-    last: Value
-    step: Value
-
-
-_PLACES: tuple[Any, ...] = (POINTER, POINTER, I64, I64, POINTER, *[I64] * 5)
+    """Their place."""
+    waiting: Value
+    """The place of the sums."""
+    tiles: Tiles
+    columns: tuple[Value, Value]
+    """From a panel's first to below another."""
+    span: Span
+    begins: Value
+    """Whether these are the first pairs, as a number, 0 or 1."""
+    ends: Value
+    """Whether they are the last ones."""
 
 
 class AmxMultiplier(PairMultiplier):
@@ -55,10 +51,27 @@ class AmxMultiplier(PairMultiplier):
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
+    @classmethod
+    def room_bytes(cls, threads: int) -> int:
+        """As `PairMultiplier.room_bytes`: laid out rows of each thread, and sums."""
+        return threads * (_ROWS_BYTES + _SUMS_BYTES)
+
+    @classmethod
+    def gradient_bytes(cls, threads: int, elements: int) -> int:  # noqa: ARG003 - vectors lay out all of it
+        """As `PairMultiplier.gradient_bytes`."""
+        return cls.room_bytes(threads)
+
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """As `PairMultiplier.multiply`."""
         amx.configure(self.k)
-        super().multiply(made, thread, threads)
+        if made.ending == "mix":
+            super().multiply(made, thread, threads)
+        else:
+            packer = self.packer(self.k, self.layout, thread, threads)
+            for block in self._each_block(made, thread, threads):
+                matrix = Matrix(made.left, made.rows, self.k.times(made.pairs, 2))
+                packer.lay_rows(matrix, block.tiles, block.span, block.rows)
+                self._multiply_block(made, block)
         amx.release(self.k)
         self.k.finish_streams()
 
@@ -68,93 +81,144 @@ class AmxMultiplier(PairMultiplier):
         super().multiply_lower(made, thread, threads)
         amx.release(self.k)
 
-    def _narrow_panels(self) -> Sequence[int]:
-        return ()
+    def prepare(self, given: Gradient, room: Value, thread: Value, threads: Value) -> None:
+        """As `PairMultiplier.prepare`: a thread lays out its columns when it comes to them."""
+
+    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
+        """As `PairMultiplier.add_up`."""
+        k = self.k
+        with k.where(k.build.or_(k.is_given(made.out), k.is_given(given.sums))):
+            amx.configure(k)
+            packer = self.packer(k, self.layout, thread, threads)
+            for block in self._each_block(made, thread, threads):
+                is_first = k.build.icmp_signed("==", block.columns[0], k.number(0))  # each column is counted once
+                counted = given._replace(sums=k.build.select(is_first, given.sums, k.number(0)))
+                packer.lay_gradient(counted, block.tiles, block.span, block.rows)
+                with k.where(k.is_given(made.out)):
+                    self._multiply_block(made, block)
+            amx.release(k)
+
+    def _each_block(self, made: Product, thread: Value, threads: Value) -> Iterator[_Block]:
+        """The thread's own, one after another: what is written for the one that is given is done for all.
+
+        Where all pairs are one span no sums wait: a block has all columns, and as many rows as there is room for.
+        """
+        k, layout = self.k, self.layout
+        first, last = self._own_tiles(made, thread, threads)
+        steps = k.build.sdiv(made.pairs, k.number(STEP))
+        spans = self._share_up(made.pairs, layout.depth)
+        depth = k.times(self._share_up(steps, spans), STEP)
+        is_whole = k.build.icmp_signed("==", spans, k.number(1))
+        many = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
+        tiles = k.build.select(is_whole, many, k.number(layout.sum_tiles))
+        columns = k.build.select(is_whole, made.columns, k.number(layout.sum_columns))
+        rows = k.place(k.sum_of(made.room, k.times(thread, _ROWS_BYTES + _SUMS_BYTES)))
+        each_column, each_tile = k.loop(0, made.columns, columns), k.loop(first, last, tiles)
+        with each_column as left, each_tile as start, k.loop(0, made.pairs, depth) as pair:
+            span = Span(pair, k.lesser(depth, k.build.sub(made.pairs, pair)))
+            yield _Block(
+                rows=rows,
+                waiting=k.at(rows, _ROWS_BYTES // 4),
+                tiles=Tiles(start, k.lesser(k.sum_of(start, tiles), last)),
+                columns=(left, k.lesser(k.sum_of(left, columns), made.columns)),
+                span=span,
+                begins=k.build.zext(k.build.icmp_signed("==", pair, k.number(0)), pair.type),
+                ends=k.build.zext(k.build.icmp_signed("==", k.sum_of(*span), made.pairs), pair.type),
+            )
+
+    def _share_up(self, whole: Value, parts: Value | int) -> Value:
+        """Divided and rounded up."""
+        return self.k.build.sdiv(self.k.sum_of(whole, parts, -1), self.k.number(parts))
+
+    def _multiply_block(self, made: Product, block: _Block) -> None:
+        """By one panel after another."""
+        k, panel = self.k, self.layout.panel
+        (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
+        part_bytes = k.number(amx.REGISTER_ROWS * amx.REGISTER_BYTES)
+        with k.loop(left, right, panel) as column:
+            following = k.sum_of(column, panel)
+            is_last = k.build.icmp_signed(">=", following, right)
+            coming = k.build.select(is_last, left, following)
+            pair = k.build.select(is_last, k.sum_of(*block.span), block.span.first)
+            number = k.build.sdiv(k.build.sub(column, left), k.number(panel))
+            places = PanelPlaces(
+                left=block.rows,
+                tile_bytes=k.times(block.span.count, TILE_ROWS * 4),
+                part_bytes=part_bytes,
+                row_bytes=k.number(amx.REGISTER_BYTES),
+                step_bytes=k.times(part_bytes, TILE_ROWS // amx.REGISTER_ROWS),
+                waiting=k.at(block.waiting, k.times(number, tiles, TILE)),
+                begins=block.begins,
+                ends=block.ends,
+                ahead=self._panel_from(made, coming, panel, Span(pair, block.span.count)),
+                **self._places(made, column, block.span),
+                first=block.tiles.first,
+                last=block.tiles.last,
+                step=k.number(1),
+            )
+            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
 
     def _panel(
         self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
     ) -> None:
-        """The last tile takes some rows once more, to have enough; of fewer than 32 there are tiles of 16."""
+        """With rows as they are, which are a multiple of a tile's."""
         k, (first, last, step) = self.k, tiles
-        name = tile_name(made.ending, width // k.lanes)
-        out = k.at(k.place(made.out), column, F32 if made.ending == "add" else I16)
-        left = k.at(made.left, k.times(span.first, _ROWS if made.ending == "add" else 1), I32)
-        panel = self._panel_from(made, column, width, span)
-        values = self._values_from(made, column)
-        place = (left, panel, made.pairs, span.count, out, made.columns, made.rows)
-        places = _Places(*place, first, last, k.number(step))
-        with k.build.if_else(k.build.icmp_signed(">=", made.rows, k.number(2 * _ROWS))) as (many, few):
-            with many:
-                k.call(f"{name}_2", *places, *values)
-            with few:
-                halves = places._replace(first=k.times(first, 2), last=k.times(last, 2), step=k.number(1))
-                k.call(f"{name}_1", *halves, *values)
+        row_bytes = k.times(made.pairs, 4)
+        places = PanelPlaces(
+            left=k.at(made.left, k.times(first, TILE_ROWS, made.pairs), I32),
+            tile_bytes=k.times(row_bytes, TILE_ROWS, k.number(step)),
+            part_bytes=k.times(row_bytes, amx.REGISTER_ROWS),
+            row_bytes=row_bytes,
+            step_bytes=k.number(amx.REGISTER_BYTES),
+            waiting=made.left,
+            begins=k.number(1),
+            ends=k.number(1),
+            ahead=self._panel_from(made, k.sum_of(column, width), width, span),
+            **self._places(made, column, span),
+            first=first,
+            last=last,
+            step=k.number(step),
+        )
+        with k.where(k.build.icmp_signed("<", first, last)):
+            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
+
+    def _places(self, made: Product, column: Value, span: Span) -> dict[str, Value]:
+        """Those that are the same however rows are laid out."""
+        k = self.k
+        return {
+            "panel": self._panel_from(made, column, self.layout.panel, span),
+            "depth": span.count,
+            "out": k.at(k.place(made.out), column, F32 if made.ending == "add" else I16),
+            "stride": made.columns,
+            "rows": made.rows,
+        }
+
+    def _narrow_panels(self) -> Sequence[int]:
+        return ()
 
     def _write_tile(self, ending: Ending, vectors: int) -> None:
         """All tiles of a panel."""
-        for parts in (1, 2):
-            with self.k.function(f"{tile_name(ending, vectors)}_{parts}", *_PLACES, *ENDINGS[ending]) as arguments:
-                count = len(_Places._fields)
-                self._write_tiles(ending, parts, _Places(*arguments[:count]), arguments[count:])
+        k = self.k
+        with k.function(tile_name(ending, vectors), *PLACES, *ENDINGS[ending]) as arguments:
+            given, values = PanelPlaces(*arguments[: len(PLACES)]), arguments[len(PLACES) :]
+            starts = self._bias(VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * VECTORS
 
-    def _write_tiles(self, ending: Ending, parts: int, given: _Places, values: list[Value]) -> None:
-        k, tile_rows, panel = self.k, parts * _ROWS, self.layout.panel
-        with k.build.goto_entry_block():
-            sums = k.build.alloca(ir.ArrayType(F32, 4 * _ROWS * panel))  # of two tiles
-            sums.align = amx.REGISTER_BYTES
-        none = k.number(0)
-        side, row_before, rows_before = (k.variable(none) for _ in range(3))
-        starts = self._bias(_VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * _VECTORS
-        each_step = k.build.sdiv(k.sum_of(k.times(tile_rows, k.lanes), given.depth, -1), given.depth)
+            def fetch(places: list[Value]) -> None:
+                if ending == "add":
+                    for place in places:
+                        for vector in range(VECTORS):
+                            k.fetch(k.at(given.out, k.sum_of(place, vector * k.lanes)), to_write=True)
+                elif ending == "bias":
+                    with k.where(k.is_given(values[3])):
+                        for place in places:
+                            k.fetch(k.at(k.place(values[3]), place, I16))
 
-        def finish(first: Value, last: Value) -> None:
-            """Rows of the tile before."""
-            there = k.at(sums, k.build.sub(k.number(tile_rows * panel), k.get(side, none)))
-            with k.loop(first, k.lesser(last, k.get(rows_before, none))) as row:
-                here = [k.sum_of(k.times(row, panel), vector * k.lanes) for vector in range(_VECTORS)]
-                totals = [k.build.fadd(k.load_floats(there, at), start) for at, start in zip(here, starts, strict=True)]
-                place = k.times(given.stride, k.sum_of(k.get(row_before, none), row))
+            def finish(sums: Value, place: Value) -> None:
+                here = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
+                totals = [k.build.fadd(total, start) for total, start in zip(here, starts, strict=True)]
                 self._finish_row(ending, totals, given.out, place, values)
 
-        def meanwhile(pair: Value) -> None:
-            first = k.times(k.build.sdiv(pair, k.number(k.lanes)), each_step)
-            finish(first, k.sum_of(first, each_step))
-
-        with k.loop(given.first, given.last, given.step) as number:
-            row = k.lesser(k.times(number, tile_rows), k.build.sub(given.rows, k.number(tile_rows)))
-            if ending == "add":
-                self._fetch(tile_rows, _VECTORS, k.at(given.out, k.times(row, given.stride)), given.stride)
-            left = k.at(given.left, k.times(row, given.pairs), I32)
-            self._multiply_registers(left, given, parts, meanwhile, is_packed=ending == "add")
-            for part in range(parts):
-                for vector in range(_VECTORS):
-                    there = k.sum_of(k.get(side, none), part * _ROWS * panel + vector * k.lanes)
-                    amx.store(k, _VECTORS * part + vector, k.at(sums, there), panel * 4)
-            k.store(k.build.sub(k.number(tile_rows * panel), k.get(side, none)), side)
-            k.store(row, row_before)
-            k.store(k.number(tile_rows), rows_before)
-        finish(none, k.number(tile_rows))
-
-    def _multiply_registers(
-        self, left: Value, given: _Places, parts: int, meanwhile: Callable[[Value], None], *, is_packed: bool
-    ) -> None:
-        """Rows by the panel; after each sixteen pairs, something else is done meanwhile."""
-        k, panel_bytes = self.k, self.layout.panel * 4
-        row_bytes = k.number(amx.REGISTER_BYTES) if is_packed else k.times(given.pairs, 4)
-        for number in range(_VECTORS * parts):
-            amx.zero(k, number)
-        with k.loop(0, given.depth, k.lanes) as pair:
-            for vector in range(_VECTORS):
-                there = k.at(given.panel, k.sum_of(k.times(pair, self.layout.panel), vector * k.lanes), I32)
-                amx.load(k, _PANEL + vector, there, k.number(panel_bytes))
-            for part in range(parts):
-                first = k.times(pair, _ROWS) if is_packed else pair
-                there = k.at(left, k.sum_of(k.times(given.pairs, part * _ROWS), first), I32)
-                amx.load(k, _LEFT + part, there, row_bytes)
-                for vector in range(_VECTORS):
-                    registers = (_VECTORS * part + vector, _LEFT + part, _PANEL + vector)
-                    k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
-            meanwhile(pair)
+            write_panels(k, given, Ends(fetch, finish))
 
     def _finish_row(self, ending: Ending, totals: list[Value], out: Value, place: Value, values: list[Value]) -> None:
         """A panel's columns of a row."""
@@ -166,9 +230,10 @@ class AmxMultiplier(PairMultiplier):
         low, high = (self._at_least(total, values[1]) for total in totals)
         kind = ir.VectorType(BFloat(), 2 * k.lanes)
         made = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
+        made = self._where_open(k.build.bitcast(made, ir.VectorType(I16, 2 * k.lanes)), values[3], place)
         there = k.at(out, place, I16)
         with k.build.if_else(k.is_given(values[2])) as (streamed, stored):
             with streamed:
                 k.stream(made, there)
             with stored:
-                k.store(k.build.bitcast(made, k.ints), there)
+                k.store(made, there)

@@ -22,8 +22,8 @@ _IN_C: dict[torch.dtype, Any] = {
 
 
 def whole_lines(count: int) -> int:
-    """So many bytes, filled up to cache lines."""
-    return -(-count // _LINE) * _LINE
+    """So many bytes, filled up to cache lines, one at least: whatever there is has a place of its own."""
+    return -(-max(count, 1) // _LINE) * _LINE
 
 
 class Arena:

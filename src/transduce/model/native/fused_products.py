@@ -18,6 +18,7 @@ from transduce.model.native.engine import (
     float_bits,
     new_emitter,
 )
+from transduce.model.native.kept_stack import own_stack
 from transduce.model.native.pair_products import PairMultiplier
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
@@ -93,18 +94,18 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> T
 
 
 def multiply_back(
-    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: Sums, *, by_x: bool
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool, x_is_relu: bool = False
 ) -> Tensor | None:
     """The gradient by x, (N, I), if it is asked for, from the one by the outputs, (N, O).
 
     Args:
-        gradient: bfloat16 and contiguous, as x, (N, I), weight, (O, I), and gate.
-        gate: the outputs, (N, O), if they are ReLU's.
+        gradient: bfloat16 and contiguous, as x, (N, I), and weight, (O, I).
         sums: what grows by the gradients by weight and bias.
         by_x: whether it is asked for.
+        x_is_relu: whether x is ReLU's; then the gradient is the one by what ReLU was given.
     """
     found = torch.empty_like(x) if by_x else None
-    _back(gradient, x, weight, found, sums, torch.empty_like(weight), gate=gate)
+    _back(gradient, x, weight, found, sums, torch.empty_like(weight), x_is_relu=x_is_relu)
     return found
 
 
@@ -151,6 +152,8 @@ def _forward(
     streams: bool = True,
     tile: Tile | None = None,
 ) -> None:
+    tile = tile or own_pair_tile()
+    threads_room = own_stack().take(multiplier_of(tile).room_bytes(torch.get_num_threads()))
     places = ForwardPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -162,8 +165,10 @@ def _forward(
         least=float_bits(least),
         room=room.data_ptr(),
         streams=int(streams and _is_streamed(out)),
+        threads_room=threads_room.address,
     )
-    product_programs(tile or own_pair_tile())["forward"].run(*places)
+    product_programs(tile)["forward"].run(*places)
+    threads_room.give_back()
 
 
 def is_streamed(size: int) -> bool:
@@ -189,21 +194,22 @@ def _back(
     sums: Sums,
     room: Tensor,
     *,
-    gate: Tensor | None = None,
+    x_is_relu: bool = False,
     tile: Tile | None = None,
 ) -> None:
     tile = tile or own_pair_tile()
+    multiplier, threads = multiplier_of(tile), torch.get_num_threads()
     (positions, outputs), inputs = gradient.shape, x.shape[1]
     filled = rows_filled_up(positions, tile)
-    kept = None if gate is None else torch.empty_like(gradient)
-    packed_x, packed_gradient = x.new_empty(inputs, filled), x.new_empty(outputs, filled)
+    packed_x = x.new_empty(inputs, filled)
+    sizes = multiplier.gradient_bytes(threads, outputs * filled), multiplier.room_bytes(threads)
+    gradient_room, threads_room = (own_stack().take(size) for size in sizes)
     places = BackPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
-        gate=address_of(gate),
-        kept=address_of(kept),
         by_x=address_of(by_x),
+        opens_x=x.data_ptr() if x_is_relu else 0,
         weight_sum=address_of(sums.weight),
         bias_sum=address_of(sums.bias),
         positions=positions,
@@ -211,10 +217,13 @@ def _back(
         outputs=outputs,
         weight_room=room.data_ptr(),
         x_room=packed_x.data_ptr(),
-        gradient_room=packed_gradient.data_ptr(),
+        gradient_room=gradient_room.address,
+        threads_room=threads_room.address,
         streams=int(by_x is not None and _is_streamed(by_x)),
     )
     product_programs(tile)["back"].run(*places)
+    gradient_room.give_back()
+    threads_room.give_back()
 
 
 @cache

@@ -15,7 +15,7 @@ from transduce.model.native.attention_places import AttentionPlaces, AttentionSh
 from transduce.model.native.emit import I16
 from transduce.model.native.engine import Program, float_bits
 from transduce.model.native.fused_attention import attention_programs
-from transduce.model.native.fused_products import is_streamed, product_programs, rows_filled_up
+from transduce.model.native.fused_products import is_streamed, multiplier_of, product_programs, rows_filled_up
 from transduce.model.native.fused_rows import row_programs
 from transduce.model.native.step_list import Room, Spot, StepList
 from transduce.model.native.tile import Tile
@@ -205,7 +205,7 @@ class _Part:
             by_added = room.take(self.bytes)
             w.drop(by_sum, None, by_added)
         by_inner = room.take(self.rows * shape.inner * _BYTES)
-        w.product_back(self.inner, self.rows, self.last, by_added, by_inner)
+        w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_relu=not shape.heads)
         if by_added != by_sum:
             room.give_back([by_added])
         by_before = room.take(self.bytes)
@@ -238,7 +238,7 @@ class _Part:
         w.room.give_back([by_projected])
 
     def _feed_forward_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
-        w.product_back(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x, gate=self.inner)
+        w.product_back(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
         w.room.give_back([by_inner])
 
 
@@ -249,6 +249,7 @@ class _Writer:
         self.part, self.steps, self.room = part, steps, room
         self._rows = row_programs(torch.bfloat16)
         self._products = product_programs(part.layer.tile)
+        self._multiplier = multiplier_of(part.layer.tile)
 
     def norm(self, x: Spot, sums: Spot, out: Spot) -> None:
         """To the norm."""
@@ -300,26 +301,31 @@ class _Writer:
         packed = self.room.take(outputs * inputs * _BYTES)
         streams = is_streamed(rows * outputs * _BYTES)
         least = float_bits(0.0 if relu else float("-inf"))
-        places = ForwardPlaces(x, weight, bias or 0, out, rows, inputs, outputs, least, packed, int(streams))
+        own = self.room.take(self._multiplier.room_bytes(self.part.layer.threads))
+        places = ForwardPlaces(x, weight, bias or 0, out, rows, inputs, outputs, least, packed, int(streams), own)
         self.steps.add(self._products["forward"], places)
-        self.room.give_back([packed])
+        self.room.give_back([packed, own])
 
     def product_back(
-        self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, gate: Spot | None = None
+        self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_relu: bool = False
     ) -> None:
-        """To the gradient by x; and those by the matrix and the bias are added to their sums."""
-        sizes = inputs, outputs = matrix.inputs, matrix.outputs
+        """To the gradient by x, perhaps ReLU's; and those by the matrix and the bias are added to their sums."""
+        inputs, outputs, threads = matrix.inputs, matrix.outputs, self.part.layer.threads
         filled = rows_filled_up(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
-        rooms = [self.room.take(count * _BYTES) for count in (outputs * inputs, *(size * filled for size in sizes))]
-        kept = self.room.take(rows * outputs * _BYTES) if gate else None
+        room_bytes = (
+            outputs * inputs * _BYTES,
+            inputs * filled * _BYTES,
+            self._multiplier.gradient_bytes(threads, outputs * filled),
+            self._multiplier.room_bytes(threads),
+        )
+        rooms = [self.room.take(count) for count in room_bytes]
         places = BackPlaces(
             x=x,
             weight=weight,
             gradient=gradient,
-            gate=gate or 0,
-            kept=kept or 0,
             by_x=by_x,
+            opens_x=x if is_relu else 0,
             weight_sum=_sum_of(weight),
             bias_sum=_sum_of(bias) if bias else 0,
             positions=rows,
@@ -328,10 +334,11 @@ class _Writer:
             weight_room=rooms[0],
             x_room=rooms[1],
             gradient_room=rooms[2],
+            threads_room=rooms[3],
             streams=int(is_streamed(rows * inputs * _BYTES)),
         )
         self.steps.add(self._products["back"], places)
-        self.room.give_back(rooms if kept is None else [*rooms, kept])
+        self.room.give_back(rooms)
 
     def _parameters(self, matrix: _Matrix) -> tuple[Spot, Spot | None]:
         """Its first row, and that one's bias."""

@@ -45,7 +45,7 @@ VECTORS = Layout(
 )
 """24 sums in 32 vectors."""
 AMX = Layout(
-    panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, depth=1 << 9, sum_tiles=8, sum_columns=1 << 10
+    panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, depth=1 << 8, sum_tiles=8, sum_columns=1 << 10
 )
 """Four registers of 16 × 16 sums, of eight."""
 
@@ -59,15 +59,25 @@ class Matrix(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A gradient by the output of a layer, and what becomes of it while it is packed: addresses, 0: none."""
+    """A gradient by the output of a layer."""
 
     matrix: Matrix
-    gate: Value
-    """A matrix; where it is not positive, ReLU was closed and the gradient is zero."""
-    kept: Value
-    """Where the gradient is written as it counts, if there is a gate."""
     sums: Value
-    """float32: where the sum of each column is added."""
+    """An address of float32, 0: none, where the sum of each column is added while it is packed."""
+
+
+class Tiles(NamedTuple):
+    """From one to below another."""
+
+    first: Value
+    last: Value
+
+
+class Span(NamedTuple):
+    """Some of the pairs that are summed over."""
+
+    first: Value
+    count: Value
 
 
 class Packer:
@@ -98,49 +108,35 @@ class Packer:
         for columns in self._each_strip(matrix.columns):
             targets = [self._target(to, column, matrix.columns, pairs) for column in columns]
             with self._each_pair(matrix) as (pair, rows):
-                self._fetch([matrix.place], matrix, rows, columns)
+                self._fetch(matrix, rows, columns)
                 for column, (target, width) in zip(columns, targets, strict=True):
                     low, high = (self._load(matrix.place, matrix, row, column) for row in rows)
                     k.store(self._join(low, high), k.at(target, k.times(pair, width), I32))
 
     def pack_gradient(self, given: Gradient, to: Value) -> None:
         """The same in panels of so many columns as the layout has rows in a tile."""
-        k = self.k
-        for columns in self._each_strip(given.matrix.columns):
+        k, matrix, tile_rows = self.k, given.matrix, self.layout.tile_rows
+        pairs = self.pairs_of(matrix.rows)
+        for columns in self._each_strip(matrix.columns):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
-            with k.build.if_else(k.is_given(given.gate)) as (gated, open_):
-                with gated:
-                    self._pack_gradient(given, to, columns, sums, is_gated=True)
-                with open_:
-                    self._pack_gradient(given, to, columns, sums, is_gated=False)
+            with self._each_pair(matrix) as (pair, rows):
+                self._fetch(matrix, rows, columns)
+                for column, total in zip(columns, sums, strict=True):
+                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows)
+                    joined = self._count(low, high, total)
+                    for first in range(0, k.lanes, tile_rows):
+                        numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
+                        place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
+                        k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
             with k.where(k.is_given(given.sums)):
                 for column, own in zip(columns, sums, strict=True):
-                    place = k.at(k.place(given.sums), column)
-                    k.store(k.build.fadd(k.load_floats(place), k.get(own, k.splat(0.0))), place)
+                    self._add_sums(given, column, own)
 
-    def _pack_gradient(
-        self, given: Gradient, to: Value, columns: list[Value], sums: list[Value], *, is_gated: bool
-    ) -> None:
-        k, matrix = self.k, given.matrix
-        pairs, tile_rows = self.pairs_of(matrix.rows), self.layout.tile_rows
-        places = [matrix.place, *([k.place(given.gate)] if is_gated else [])]
-        with self._each_pair(matrix) as (pair, rows):
-            self._fetch(places, matrix, rows, columns)
-            for column, total in zip(columns, sums, strict=True):
-                joined = self._take_pair(given, pair, column, total, is_gated=is_gated)
-                for first in range(0, k.lanes, tile_rows):
-                    numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
-                    place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
-                    k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
-
-    def _take_pair(self, given: Gradient, pair: Value, column: Value, total: Value, *, is_gated: bool) -> Value:
-        """The pair of each of a vector of columns, added to their sums."""
-        rows = rows_of(self.k, pair)
-        values = [self._load(given.matrix.place, given.matrix, row, column) for row in rows]
-        if is_gated:
-            values = [self._gated(given, value, row, column) for value, row in zip(values, rows, strict=True)]
-        low, high = values
-        return self._count(low, high, total)
+    def _add_sums(self, given: Gradient, column: Value, total: Value) -> None:
+        """To those of a vector of columns."""
+        k = self.k
+        place = k.at(k.place(given.sums), column)
+        k.store(k.build.fadd(k.load_floats(place), k.get(total, k.splat(0.0))), place)
 
     def _count(self, low: Value, high: Value, total: Value) -> Value:
         """The pair of two vectors, which are added to the sums of their columns."""
@@ -148,16 +144,6 @@ class Packer:
         one, other = (k.build.bitcast(self._widen(value), k.floats) for value in (low, high))
         k.store(k.build.fadd(k.get(total, one), k.build.fadd(one, other)), total)
         return self._join(low, high)
-
-    def _gated(self, given: Gradient, value: Value, row: Value, column: Value) -> Value:
-        """What counts of the gradient, which is kept too."""
-        k, matrix = self.k, given.matrix
-        gate = self._load(k.place(given.gate), matrix, row, column)
-        none = ir.Constant(value.type, None)
-        value = k.build.select(k.build.icmp_signed(">", gate, none), value, none)
-        with k.where(self._is_row(matrix, row)):
-            k.store(value, self._place(k.place(given.kept), matrix, row, column))
-        return value
 
     def pairs_of(self, rows: Value) -> Value:
         """Of so many rows, and of the zeros that fill them up."""
@@ -205,11 +191,11 @@ class Packer:
         value = k.load(self._place(place, matrix, known, column), kind)
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
-    def _fetch(self, places: list[Value], matrix: Matrix, rows: tuple[Value, Value], columns: list[Value]) -> None:
+    def _fetch(self, matrix: Matrix, rows: tuple[Value, Value], columns: list[Value]) -> None:
         """Has what is read some rows below fetched into the cache; it is too far apart for the processor to foresee."""
         k = self.k
-        for place, row, column in product(places, rows, columns[::2]):
-            k.fetch(self._place(place, matrix, k.sum_of(row, _AHEAD), column))
+        for row, column in product(rows, columns[::2]):
+            k.fetch(self._place(matrix.place, matrix, k.sum_of(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
         """The bits of float32."""

@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I16, I32, I64, POINTER, BFloat, Emitter, Value
-from transduce.model.native.pair_packing import VECTORS, Layout, Packer
+from transduce.model.native.pair_packing import VECTORS, Gradient, Layout, Packer, Span
 
 _UNROLLED = 4  # pairs
 
 Ending = Literal["bias", "add", "mix"]
-"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number; `add`, they are added
-to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
+"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number, and zero where another
+matrix is not positive; `add`, they are added to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
 
-ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64), "add": (), "mix": (I64, F32, F32)}
+ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64), "add": (), "mix": (I64, F32, F32)}
 """Types of what a tile is told beside places: see `Product.values`."""
 
 
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     """Rows by columns."""
 
     left: Value
-    """The place of the rows, one after another; packed as a gradient if the ending is `add`."""
+    """The place of the rows, one after another; if the ending is `add`, of what `PairMultiplier.prepare` made."""
     rows: Value
     panels: Value
     """The place of the columns, packed."""
@@ -47,16 +47,11 @@ class Product(NamedTuple):
     """An address: rows of as many elements as there are columns."""
     ending: Ending
     values: tuple[Value, ...] = ()
-    """bias: its address, 0 for none, what the result is not less than, and whether it goes past the caches, where that
-    is offered. mix: the address of a matrix like the result, or 0, what it is multiplied by, and what the product
-    is."""
-
-
-class Span(NamedTuple):
-    """Some of the pairs that are summed over."""
-
-    first: Value
-    count: Value
+    """bias: its address, 0 for none, what the result is not less than, whether it goes past the caches, where that is
+    offered, and the address of the other matrix, like the result, or 0. mix: the address of a matrix like the result,
+    or 0, what it is multiplied by, and what the product is."""
+    room: Value | None = None
+    """An address: so many bytes as `PairMultiplier.room_bytes` says."""
 
 
 class PairMultiplier:
@@ -72,25 +67,44 @@ class PairMultiplier:
             for width in (*self._narrow_panels(), self.layout.panel):
                 self._write_tile(ending, width // k.lanes)
 
+    @classmethod
+    def room_bytes(cls, threads: int) -> int:  # noqa: ARG003
+        """What threads need to multiply."""
+        return 0
+
+    @classmethod
+    def gradient_bytes(cls, threads: int, elements: int) -> int:  # noqa: ARG003
+        """What `prepare` and `add_up` need for a gradient of so many elements, filled up as `Packer` does."""
+        return elements * 2
+
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """A thread takes some rows of the result, so many at a time that a cache holds them beside a panel."""
         k, tile_rows = self.k, self.layout.tile_rows
-        tiles = k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows))
-        first, last = k.share(tiles, thread, threads)
-        if made.ending == "add":
-            self._add_up(made, first, last)
-            return
+        first, last = self._own_tiles(made, thread, threads)
         block = k.build.sdiv(k.number(self.layout.block // tile_rows), made.pairs)
         block = k.build.select(k.build.icmp_signed("<", block, k.number(1)), k.number(1), block)
         with k.loop(first, last, block) as start:
             stop = k.lesser(k.sum_of(start, block), last)
             self._each_panel(made, lambda _: (start, stop, 1))
 
-    def _add_up(self, made: Product, first: Value, last: Value) -> None:
-        """A cache holds a block of the sums, to which so many pairs are added at a time that another holds a panel."""
+    def _own_tiles(self, made: Product, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """The thread's share."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        return k.share(k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows)), thread, threads)
+
+    def prepare(self, given: Gradient, room: Value, thread: Value, threads: Value) -> None:
+        """Threads do this, and wait for one another, before a gradient's rows are summed over by `add_up`."""
+        self.packer(self.k, self.layout, thread, threads).pack_gradient(given, room)
+
+    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:  # noqa: ARG002
+        """The sums of a gradient's columns by the panels', where they are asked for; as many rows as it has columns.
+
+        A cache holds a block of the sums, to which so many pairs are added at a time that another holds a panel.
+        """
         k, layout = self.k, self.layout
+        first, last = self._own_tiles(made, thread, threads)
         rows, columns = k.loop(first, last, layout.sum_tiles), k.loop(0, made.columns, layout.sum_columns)
-        with rows as start, columns as left, k.loop(0, made.pairs, layout.depth) as pair:
+        with k.where(k.is_given(made.out)), rows as start, columns as left, k.loop(0, made.pairs, layout.depth) as pair:
             stop, right = k.lesser(k.sum_of(start, layout.sum_tiles), last), k.sum_of(left, layout.sum_columns)
             span = Span(pair, k.lesser(k.number(layout.depth), k.build.sub(made.pairs, pair)))
             self._each_panel(made, lambda _: (start, stop, 1), span, (left, k.lesser(right, made.columns)))
@@ -152,7 +166,7 @@ class PairMultiplier:
         panel = self._panel_from(made, column, width, span)
         place = k.sum_of(k.times(row, made.columns), column)
         target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
-        values = self._values_from(made, column if made.ending == "bias" else place)
+        values = self._values_from(made, column, place)
         k.call(tile_name(made.ending, width // k.lanes), left, panel, span.count, target, made.columns, *values)
 
     def _panel_from(self, made: Product, column: Value, width: int, span: Span) -> Value:
@@ -160,13 +174,20 @@ class PairMultiplier:
         k = self.k
         return k.at(made.panels, k.sum_of(k.times(column, made.pairs), k.times(span.first, width)), I32)
 
-    def _values_from(self, made: Product, element: Value) -> tuple[Value, ...]:
-        """The same values, of which the address, if there is one, is that of another element of bfloat16."""
-        k = self.k
+    def _values_from(self, made: Product, column: Value, place: Value) -> tuple[Value, ...]:
+        """The same values, of which addresses, if there are any, are those of a tile's first element."""
         if not made.values:
             return ()
-        address, *rest = made.values
-        return (k.build.select(k.is_given(address), k.sum_of(address, k.times(element, 2)), address), *rest)
+        first, *rest = made.values
+        if made.ending == "mix":
+            return (self._further(first, place), *rest)
+        *rest, gate = rest
+        return (self._further(first, column), *rest, self._further(gate, place))
+
+    def _further(self, address: Value, elements: Value) -> Value:
+        """So many of bfloat16; 0 stays 0."""
+        k = self.k
+        return k.build.select(k.is_given(address), k.sum_of(address, k.times(elements, 2)), address)
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
@@ -199,8 +220,10 @@ class PairMultiplier:
             k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
             return
         if ending == "bias":
-            value = self._at_least(value, values[1])
-        else:
+            value = self._where_open(k.narrow(self._at_least(value, values[1])), values[3], place)
+            k.store(value, k.at(out, place, I16))
+            return
+        if ending == "mix":
             other, of_other, of_product = values
             mixed = k.variable(k.build.fmul(value, k.splat(of_product)))
             with k.where(k.is_given(other)):
@@ -208,6 +231,15 @@ class PairMultiplier:
                 k.store(k.madd(there, k.splat(of_other), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
         k.store(k.narrow(value), k.at(out, place, I16))
+
+    def _where_open(self, value: Value, gate: Value, place: Value) -> Value:
+        """A vector of bfloat16, or zeros where a matrix, if there is one, is not positive."""
+        k = self.k
+        found = k.variable(value)
+        with k.where(k.is_given(gate)):
+            is_open = k.build.icmp_signed(">", k.load(k.at(k.place(gate), place, I16), value.type), _zeros(value.type))
+            k.store(k.build.select(is_open, value, _zeros(value.type)), found)
+        return k.get(found, value)
 
     def _at_least(self, value: Value, least: Value) -> Value:
         """What is less becomes that; NaN stays."""
@@ -244,6 +276,10 @@ class PairMultiplier:
         for row in range(rows):
             for vector in range(vectors):
                 k.fetch(k.at(out, k.sum_of(k.times(stride, row), vector * k.lanes)), to_write=True)
+
+
+def _zeros(kind: Any) -> Value:
+    return ir.Constant(kind, None)
 
 
 def tile_name(ending: Ending, vectors: int) -> str:

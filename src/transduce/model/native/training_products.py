@@ -35,6 +35,8 @@ class ForwardPlaces(NamedTuple):
     """O × I, in which the matrix is packed already if its address is 0."""
     streams: Any
     """A number: whether the outputs go past the caches."""
+    threads_room: Any
+    """So many bytes as `PairMultiplier.room_bytes` says."""
 
 
 class BackPlaces(NamedTuple):
@@ -46,12 +48,10 @@ class BackPlaces(NamedTuple):
     """(O, I)."""
     gradient: Any
     """(N, O)."""
-    gate: Any
-    """(N, O): the outputs, if they are ReLU's."""
-    kept: Any
-    """(N, O): room, if there is a gate."""
     by_x: Any
     """(N, I)."""
+    opens_x: Any
+    """(N, I): where it is not positive, the gradient by x is zero: x itself, if it is ReLU's."""
     weight_sum: Any
     """float32, (O, I): to which the gradient is added."""
     bias_sum: Any
@@ -65,7 +65,9 @@ class BackPlaces(NamedTuple):
     x_room: Any
     """I × N, filled up as the layout says."""
     gradient_room: Any
-    """O × N, likewise."""
+    """So many bytes as `PairMultiplier.gradient_bytes` says."""
+    threads_room: Any
+    """As `ForwardPlaces`."""
     streams: Any
     """A number: whether the gradient by x goes past the caches."""
 
@@ -103,7 +105,8 @@ class ProductWriter:
             pairs=k.build.sdiv(given.inputs, k.number(2)),
             out=given.out,
             ending="bias",
-            values=(given.bias, k.float_of(given.least), given.streams),
+            values=(given.bias, k.float_of(given.least), given.streams, k.number(0)),
+            room=given.threads_room,
         )
         self.multiplier.multiply(made, thread, threads)
 
@@ -111,9 +114,9 @@ class ProductWriter:
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
-        gradient = Matrix(k.place(given.gradient), given.positions, given.outputs)
-        packed = k.place(given.gradient_room)
-        packer.pack_gradient(Gradient(gradient, given.gate, given.kept, given.bias_sum), packed)
+        gradient = Gradient(Matrix(k.place(given.gradient), given.positions, given.outputs), given.bias_sum)
+        room = k.place(given.gradient_room)
+        self.multiplier.prepare(gradient, room, thread, threads)
         with k.where(wants_weight):
             packer.pack(Matrix(k.place(given.x), given.positions, given.inputs), k.place(given.x_room))
         with k.where(k.build.and_(wants_x, k.is_given(given.weight))):
@@ -121,24 +124,25 @@ class ProductWriter:
         k.barrier(threads)
         with k.where(wants_x):
             made = Product(
-                left=k.place(k.build.select(k.is_given(given.gate), given.kept, given.gradient)),
+                left=k.place(given.gradient),
                 rows=given.positions,
                 panels=k.place(given.weight_room),
                 columns=given.inputs,
                 pairs=k.build.sdiv(given.outputs, k.number(2)),
                 out=given.by_x,
                 ending="bias",
-                values=(k.number(0), k.real(float("-inf")), given.streams),
+                values=(k.number(0), k.real(float("-inf")), given.streams, given.opens_x),
+                room=given.threads_room,
             )
             self.multiplier.multiply(made, thread, threads)
-        with k.where(wants_weight):
-            made = Product(
-                left=packed,
-                rows=given.outputs,
-                panels=k.place(given.x_room),
-                columns=given.inputs,
-                pairs=packer.pairs_of(given.positions),
-                out=given.weight_sum,
-                ending="add",
-            )
-            self.multiplier.multiply(made, thread, threads)
+        made = Product(
+            left=room,
+            rows=given.outputs,
+            panels=k.place(given.x_room),
+            columns=given.inputs,
+            pairs=packer.pairs_of(given.positions),
+            out=given.weight_sum,
+            ending="add",
+            room=given.threads_room,
+        )
+        self.multiplier.add_up(made, gradient, thread, threads)
