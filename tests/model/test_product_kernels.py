@@ -69,19 +69,22 @@ def test_products(positions: int, inputs: int, outputs: int, relu: bool, has_bia
 @pytest.mark.parametrize("asked", ["both", "neither", "weight", "bias"])
 def test_gradients(positions: int, inputs: int, outputs: int, x_is_relu: bool, by_x: bool, asked: str) -> None:
     x, weight, gradient = random(positions, inputs), random(outputs, inputs), random(positions, outputs)
-    x = x.relu() if x_is_relu else x
+    is_open = None
+    if x_is_relu:
+        is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
+        x = multiply(random(positions, 64), random(inputs, 64), None, relu=True, positive=is_open)
     sums = Sums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
     )
     given = gradient.clone()
-    found = multiply_back(gradient, x, weight, sums, by_x=by_x, x_is_relu=x_is_relu)
+    found = multiply_back(gradient, x, weight, sums, by_x=by_x, is_open=is_open)
     assert torch.equal(gradient, given)
     counted = gradient.double()
     assert (found is not None) == by_x
     if found is not None:
-        is_open = (x > 0).double() if x_is_relu else 1.0
-        assert_rounded_once(found, counted @ weight.double() * is_open, counted.abs() @ weight.double().abs())
+        positive = (x > 0).double() if x_is_relu else 1.0
+        assert_rounded_once(found, counted @ weight.double() * positive, counted.abs() @ weight.double().abs())
     if sums.weight is not None:
         torch.testing.assert_close((sums.weight - 2.0).double(), counted.t() @ x.double(), rtol=1e-5, atol=1e-4)
     if sums.bias is not None:
@@ -95,7 +98,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         torch.set_num_threads(threads)
         sums = Sums(torch.zeros(96, 64), torch.zeros(96))
         out = multiply(x, weight, bias, relu=True)
-        by_x = multiply_back(gradient, x, weight, sums, by_x=True, x_is_relu=True)
+        by_x = multiply_back(gradient, x, weight, sums, by_x=True)
         assert by_x is not None
         assert sums.weight is not None
         assert sums.bias is not None

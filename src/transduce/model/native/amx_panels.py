@@ -62,14 +62,17 @@ PLACES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64,
 class Ends(NamedTuple):
     """What an ending does."""
 
-    fetch: Callable[[list[Value]], None]
-    """Before a tile is multiplied: with the first element of each of its rows in the result, counted from `out`."""
+    fetch: Callable[[Value], None]
+    """While a tile is multiplied: with the first element of one of its rows, counted from `out`."""
     row: Callable[[Value, Value], None]
     """With the place of a row's sums, and its first element."""
 
 
 def write_panels(k: Emitter, given: PanelPlaces, ends: Ends) -> None:
-    """All tiles of a panel. A part of a tile that would go past the last row begins so much before: it is made again."""
+    """All tiles of a panel.
+
+    A part of a tile that would go past the last row begins so much before, and makes some rows once more.
+    """
     panels = _Panels(k, given, ends)
     with k.loop(given.first, given.last, given.step) as number:
         panels.write_tile(number)
@@ -106,13 +109,9 @@ class _Panels:
                     amx.load(k, n, place, k.number(amx.REGISTER_BYTES))
         last = k.build.sub(given.rows, k.number(PART_ROWS))
         parts = [k.lesser(k.sum_of(k.times(number, TILE_ROWS), part * PART_ROWS), last) for part in range(PARTS)]
-        is_last = k.is_given(given.ends)
-        with k.where(is_last):
-            rows = [k.sum_of(part, row) for part in parts for row in range(PART_ROWS)]
-            self.ends.fetch([k.times(given.stride, row) for row in rows])
         steps = k.build.sdiv(count, given.step)
-        self._multiply(k.at(given.left, k.times(steps, given.tile_bytes), I8))
-        with k.build.if_else(is_last) as (made, kept):
+        self._multiply(k.at(given.left, k.times(steps, given.tile_bytes), I8), parts)
+        with k.build.if_else(k.is_given(given.ends)) as (made, kept):
             with made:
                 for n, _ in registers:
                     there = n // VECTORS * PART_ROWS * AMX.panel + n % VECTORS * k.lanes
@@ -126,7 +125,7 @@ class _Panels:
                 for n, place in registers:
                     amx.store(k, n, place)
 
-    def _multiply(self, left: Value) -> None:
+    def _multiply(self, left: Value, parts: list[Value]) -> None:
         """The pairs of the tile's rows by those of the panel; after each sixteen, something else is done meanwhile."""
         k, given = self.k, self.given
         with k.loop(0, k.build.sdiv(given.depth, k.number(STEP))) as step:
@@ -141,7 +140,9 @@ class _Panels:
                     k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
             self._fetch_ahead()
             first = k.times(step, self.rows_each)
-            self.finish_rows(first, k.sum_of(first, self.rows_each))
+            last = k.sum_of(first, self.rows_each)
+            self._fetch_rows(parts, first, last)
+            self.finish_rows(first, last)
 
     def _fetch_ahead(self) -> None:
         k = self.k
@@ -151,13 +152,23 @@ class _Panels:
             k.fetch(k.at(self.given.ahead, byte, I8), level=2)
         k.store(stop, self.fetched)
 
+    def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
+        """Of the tile that is being multiplied, what is needed when it is finished."""
+        k = self.k
+        with k.loop(first, k.lesser(last, k.times(self.given.ends, TILE_ROWS))) as row:
+            self.ends.fetch(self._place_of(parts, row))
+
+    def _place_of(self, parts: list[Value], row: Value) -> Value:
+        """The first element of a tile's row."""
+        k = self.k
+        is_first = k.build.icmp_signed("<", row, k.number(PART_ROWS))
+        start = k.build.select(is_first, parts[0], k.sum_of(parts[1], -PART_ROWS))
+        return k.times(self.given.stride, k.sum_of(start, row))
+
     def finish_rows(self, first: Value, last: Value) -> None:
         """Of the tile before."""
         k, none = self.k, self.k.number(0)
         made = k.at(self.made, k.build.sub(k.number(TILE), k.get(self.side, none)))
         parts = [k.get(variable, none) for variable in self.parts_made]
         with k.loop(first, k.lesser(last, k.get(self.rows_made, none))) as row:
-            is_first = k.build.icmp_signed("<", row, k.number(PART_ROWS))
-            start = k.build.select(is_first, parts[0], k.sum_of(parts[1], -PART_ROWS))
-            place = k.times(self.given.stride, k.sum_of(start, row))
-            self.ends.row(k.at(made, k.times(row, AMX.panel)), place)
+            self.ends.row(k.at(made, k.times(row, AMX.panel)), self._place_of(parts, row))

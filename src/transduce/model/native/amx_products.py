@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.model.native import amx
 from transduce.model.native.amx_packing import AmxPacker
 from transduce.model.native.amx_panels import PLACES, STEP, TILE, TILE_ROWS, VECTORS, Ends, PanelPlaces, write_panels
-from transduce.model.native.emit import F32, I16, I32, BFloat, Emitter, Value
+from transduce.model.native.emit import F32, I8, I16, I32, BFloat, Emitter, Value
 from transduce.model.native.pair_packing import AMX, Gradient, Matrix, Span, Tiles
 from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, tile_name
 
@@ -203,15 +203,13 @@ class AmxMultiplier(PairMultiplier):
             given, values = PanelPlaces(*arguments[: len(PLACES)]), arguments[len(PLACES) :]
             starts = self._bias(VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * VECTORS
 
-            def fetch(places: list[Value]) -> None:
+            def fetch(place: Value) -> None:
                 if ending == "add":
-                    for place in places:
-                        for vector in range(VECTORS):
-                            k.fetch(k.at(given.out, k.sum_of(place, vector * k.lanes)), to_write=True)
+                    for vector in range(VECTORS):
+                        k.fetch(k.at(given.out, k.sum_of(place, vector * k.lanes)), to_write=True)
                 elif ending == "bias":
-                    with k.where(k.is_given(values[3])):
-                        for place in places:
-                            k.fetch(k.at(k.place(values[3]), place, I16))
+                    with k.where(k.is_given(values[4])):
+                        k.fetch(k.at(k.place(values[4]), k.build.sdiv(place, k.number(8)), I8))
 
             def finish(sums: Value, place: Value) -> None:
                 here = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
@@ -230,7 +228,7 @@ class AmxMultiplier(PairMultiplier):
         low, high = (self._at_least(total, values[1]) for total in totals)
         kind = ir.VectorType(BFloat(), 2 * k.lanes)
         made = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
-        made = self._where_open(k.build.bitcast(made, ir.VectorType(I16, 2 * k.lanes)), values[3], place)
+        made = self._minding_relu(k.build.bitcast(made, ir.VectorType(I16, 2 * k.lanes)), place, values)
         there = k.at(out, place, I16)
         with k.build.if_else(k.is_given(values[2])) as (streamed, stored):
             with streamed:

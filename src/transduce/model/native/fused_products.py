@@ -86,15 +86,22 @@ def multiplies_rightly(tile: Tile) -> bool:
     return all(bool((one.double() - other).abs().max() < _SLIGHT * other.abs().max()) for one, other in pairs)
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous, bfloat16."""
-    out = x.new_empty(len(x), len(weight))
-    _forward(x, weight, out, torch.empty_like(weight), bias=bias, least=0.0 if relu else float("-inf"))
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, positive: Tensor | None = None) -> Tensor:
+    """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous, bfloat16.
+
+    Args:
+        x: (N, I).
+        weight: (O, I).
+        bias: (O,).
+        positive: N × O bits, bytes which are to tell what is positive.
+    """
+    out, room = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
+    _forward(x, weight, out, room, bias=bias, least=0.0 if relu else float("-inf"), positive=positive)
     return out
 
 
 def multiply_back(
-    gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool, x_is_relu: bool = False
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool, is_open: Tensor | None = None
 ) -> Tensor | None:
     """The gradient by x, (N, I), if it is asked for, from the one by the outputs, (N, O).
 
@@ -102,10 +109,10 @@ def multiply_back(
         gradient: bfloat16 and contiguous, as x, (N, I), and weight, (O, I).
         sums: what grows by the gradients by weight and bias.
         by_x: whether it is asked for.
-        x_is_relu: whether x is ReLU's; then the gradient is the one by what ReLU was given.
+        is_open: if x is ReLU's, where it was positive, N × I bits; then the gradient is the one by what ReLU was given.
     """
     found = torch.empty_like(x) if by_x else None
-    _back(gradient, x, weight, found, sums, torch.empty_like(weight), x_is_relu=x_is_relu)
+    _back(gradient, x, weight, found, sums, torch.empty_like(weight), is_open=is_open)
     return found
 
 
@@ -150,6 +157,7 @@ def _forward(
     bias: Tensor | None = None,
     least: float = float("-inf"),
     streams: bool = True,
+    positive: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     tile = tile or own_pair_tile()
@@ -166,6 +174,7 @@ def _forward(
         room=room.data_ptr(),
         streams=int(streams and _is_streamed(out)),
         threads_room=threads_room.address,
+        positive=address_of(positive),
     )
     product_programs(tile)["forward"].run(*places)
     threads_room.give_back()
@@ -194,7 +203,7 @@ def _back(
     sums: Sums,
     room: Tensor,
     *,
-    x_is_relu: bool = False,
+    is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     tile = tile or own_pair_tile()
@@ -209,7 +218,7 @@ def _back(
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
         by_x=address_of(by_x),
-        opens_x=x.data_ptr() if x_is_relu else 0,
+        is_open=address_of(is_open),
         weight_sum=address_of(sums.weight),
         bias_sum=address_of(sums.bias),
         positions=positions,

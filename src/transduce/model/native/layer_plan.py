@@ -144,6 +144,8 @@ class _Part:
         self.bytes = self.rows * layer.width * _BYTES
         self.keeps_norm = self.bytes < _LARGE
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
+        self.positive: Spot | None = None
+        """Where a network's ReLU was open."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
@@ -191,7 +193,8 @@ class _Part:
     def _feed_forward(self, w: "_Writer", x: Spot) -> None:
         inner = self.shape.inner
         self.inner = self.kept.take(self.rows * inner * _BYTES)
-        w.product(x, self.rows, self._first(0, inner), self.inner, relu=True)
+        self.positive = self.kept.take(self.rows * inner // 8)
+        w.product(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
     def write_back(self, w: "_Writer", by_out: Spot, by_x: Spot) -> None:
         """From the gradient by the result to the one by x, and to the memory's."""
@@ -205,7 +208,7 @@ class _Part:
             by_added = room.take(self.bytes)
             w.drop(by_sum, None, by_added)
         by_inner = room.take(self.rows * shape.inner * _BYTES)
-        w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_relu=not shape.heads)
+        w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
         if by_added != by_sum:
             room.give_back([by_added])
         by_before = room.take(self.bytes)
@@ -294,22 +297,23 @@ class _Writer:
     def _count(self) -> int:
         return self.part.rows * self.part.layer.width
 
-    def product(self, x: Spot, rows: int, matrix: _Matrix, out: Spot, *, relu: bool = False) -> None:
-        """x · Wᵀ + b, or what of it is positive."""
+    def product(self, x: Spot, rows: int, matrix: _Matrix, out: Spot, *, positive: Spot | None = None) -> None:
+        """x · Wᵀ + b, or ReLU of it, and bits where that is positive."""
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
         packed = self.room.take(outputs * inputs * _BYTES)
         streams = is_streamed(rows * outputs * _BYTES)
-        least = float_bits(0.0 if relu else float("-inf"))
+        least = float_bits(0.0 if positive else float("-inf"))
         own = self.room.take(self._multiplier.room_bytes(self.part.layer.threads))
-        places = ForwardPlaces(x, weight, bias or 0, out, rows, inputs, outputs, least, packed, int(streams), own)
+        sizes = rows, inputs, outputs
+        places = ForwardPlaces(x, weight, bias or 0, out, *sizes, least, packed, int(streams), own, positive or 0)
         self.steps.add(self._products["forward"], places)
         self.room.give_back([packed, own])
 
     def product_back(
-        self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_relu: bool = False
+        self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_open: Spot | None = None
     ) -> None:
-        """To the gradient by x, perhaps ReLU's; and those by the matrix and the bias are added to their sums."""
+        """To the gradient by x, where ReLU was open; and those by the matrix and the bias are added to their sums."""
         inputs, outputs, threads = matrix.inputs, matrix.outputs, self.part.layer.threads
         filled = rows_filled_up(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
@@ -325,7 +329,7 @@ class _Writer:
             weight=weight,
             gradient=gradient,
             by_x=by_x,
-            opens_x=x if is_relu else 0,
+            is_open=is_open or 0,
             weight_sum=_sum_of(weight),
             bias_sum=_sum_of(bias) if bias else 0,
             positions=rows,

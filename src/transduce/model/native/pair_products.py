@@ -9,16 +9,17 @@ from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I16, I32, I64, POINTER, BFloat, Emitter, Value
+from transduce.model.native.emit import F32, I8, I16, I32, I64, POINTER, BFloat, Emitter, Value
 from transduce.model.native.pair_packing import VECTORS, Gradient, Layout, Packer, Span
 
 _UNROLLED = 4  # pairs
 
 Ending = Literal["bias", "add", "mix"]
-"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number, and zero where another
-matrix is not positive; `add`, they are added to sums of float32; `mix`, they are added to another matrix, each times a number, to give bfloat16."""
+"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number, and zero where ReLU
+was closed; `add`, they are added to sums of float32; `mix`, they are added to another matrix, each times a number, to
+give bfloat16."""
 
-ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64), "add": (), "mix": (I64, F32, F32)}
+ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64, I64), "add": (), "mix": (I64, F32, F32)}
 """Types of what a tile is told beside places: see `Product.values`."""
 
 
@@ -48,8 +49,9 @@ class Product(NamedTuple):
     ending: Ending
     values: tuple[Value, ...] = ()
     """bias: its address, 0 for none, what the result is not less than, whether it goes past the caches, where that is
-    offered, and the address of the other matrix, like the result, or 0. mix: the address of a matrix like the result,
-    or 0, what it is multiplied by, and what the product is."""
+    offered, and two addresses of bits, one for each element of the result, or 0: which become 1 where it is positive,
+    and where 0 makes it zero. mix: the address of a matrix like the result, or 0, what it is multiplied by, and what
+    the product is."""
     room: Value | None = None
     """An address: so many bytes as `PairMultiplier.room_bytes` says."""
 
@@ -176,18 +178,20 @@ class PairMultiplier:
 
     def _values_from(self, made: Product, column: Value, place: Value) -> tuple[Value, ...]:
         """The same values, of which addresses, if there are any, are those of a tile's first element."""
+        k = self.k
         if not made.values:
             return ()
         first, *rest = made.values
         if made.ending == "mix":
             return (self._further(first, place), *rest)
-        *rest, gate = rest
-        return (self._further(first, column), *rest, self._further(gate, place))
+        *rest, positive, is_open = rest
+        bits = k.build.sdiv(place, k.number(8))
+        return (self._further(first, column), *rest, *(self._further(each, bits, 1) for each in (positive, is_open)))
 
-    def _further(self, address: Value, elements: Value) -> Value:
-        """So many of bfloat16; 0 stays 0."""
+    def _further(self, address: Value, elements: Value, size: int = 2) -> Value:
+        """So many, each of so many bytes; 0 stays 0."""
         k = self.k
-        return k.build.select(k.is_given(address), k.sum_of(address, k.times(elements, 2)), address)
+        return k.build.select(k.is_given(address), k.sum_of(address, k.times(elements, size)), address)
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class PairMultiplier:
             k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
             return
         if ending == "bias":
-            value = self._where_open(k.narrow(self._at_least(value, values[1])), values[3], place)
+            value = self._minding_relu(k.narrow(self._at_least(value, values[1])), place, values)
             k.store(value, k.at(out, place, I16))
             return
         if ending == "mix":
@@ -232,14 +236,20 @@ class PairMultiplier:
             value = k.get(mixed, value)
         k.store(k.narrow(value), k.at(out, place, I16))
 
-    def _where_open(self, value: Value, gate: Value, place: Value) -> Value:
-        """A vector of bfloat16, or zeros where a matrix, if there is one, is not positive."""
-        k = self.k
-        found = k.variable(value)
-        with k.where(k.is_given(gate)):
-            is_open = k.build.icmp_signed(">", k.load(k.at(k.place(gate), place, I16), value.type), _zeros(value.type))
-            k.store(k.build.select(is_open, value, _zeros(value.type)), found)
-        return k.get(found, value)
+    def _minding_relu(self, value: Value, place: Value, values: list[Value]) -> Value:
+        """Notes where a vector of bfloat16 of the ending `bias` is positive, and gives zeros where ReLU was closed."""
+        k, (positive, is_open) = self.k, values[3:]
+        zeros = ir.Constant(value.type, None)
+        byte, bits = k.build.sdiv(place, k.number(8)), ir.IntType(value.type.count)
+        with k.where(k.is_given(positive)):
+            found = k.build.bitcast(k.build.icmp_signed(">", value, zeros), bits)
+            k.build.store(found, k.at(k.place(positive), byte, I8), align=1)
+        kept = k.variable(value)
+        with k.where(k.is_given(is_open)):
+            known = k.build.load(k.at(k.place(is_open), byte, I8), typ=bits, align=1)
+            flags = k.build.bitcast(known, ir.VectorType(ir.IntType(1), value.type.count))
+            k.store(k.build.select(flags, value, zeros), kept)
+        return k.get(kept, value)
 
     def _at_least(self, value: Value, least: Value) -> Value:
         """What is less becomes that; NaN stays."""
@@ -276,10 +286,6 @@ class PairMultiplier:
         for row in range(rows):
             for vector in range(vectors):
                 k.fetch(k.at(out, k.sum_of(k.times(stride, row), vector * k.lanes)), to_write=True)
-
-
-def _zeros(kind: Any) -> Value:
-    return ir.Constant(kind, None)
 
 
 def tile_name(ending: Ending, vectors: int) -> str:

@@ -37,6 +37,8 @@ class ForwardPlaces(NamedTuple):
     """A number: whether the outputs go past the caches."""
     threads_room: Any
     """So many bytes as `PairMultiplier.room_bytes` says."""
+    positive: Any
+    """N × O bits, which become 1 where outputs are positive; 0: not asked for."""
 
 
 class BackPlaces(NamedTuple):
@@ -50,8 +52,8 @@ class BackPlaces(NamedTuple):
     """(N, O)."""
     by_x: Any
     """(N, I)."""
-    opens_x: Any
-    """(N, I): where it is not positive, the gradient by x is zero: x itself, if it is ReLU's."""
+    is_open: Any
+    """N × I bits: where x is ReLU's, and was positive; where one is 0, so is the gradient by x."""
     weight_sum: Any
     """float32, (O, I): to which the gradient is added."""
     bias_sum: Any
@@ -105,7 +107,7 @@ class ProductWriter:
             pairs=k.build.sdiv(given.inputs, k.number(2)),
             out=given.out,
             ending="bias",
-            values=(given.bias, k.float_of(given.least), given.streams, k.number(0)),
+            values=(given.bias, k.float_of(given.least), given.streams, given.positive, k.number(0)),
             room=given.threads_room,
         )
         self.multiplier.multiply(made, thread, threads)
@@ -131,7 +133,7 @@ class ProductWriter:
                 pairs=k.build.sdiv(given.outputs, k.number(2)),
                 out=given.by_x,
                 ending="bias",
-                values=(k.number(0), k.real(float("-inf")), given.streams, given.opens_x),
+                values=(k.number(0), k.real(float("-inf")), given.streams, k.number(0), given.is_open),
                 room=given.threads_room,
             )
             self.multiplier.multiply(made, thread, threads)
