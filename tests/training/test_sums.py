@@ -1,5 +1,6 @@
 """Gradients that are added up in float32 while the backward pass goes on."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from transduce.training import sums
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.sums import add_to, collect_gradients, forget_gradients
+from transduce.training.sums import add_to, collect_gradients, forget_gradients, norm_of
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
@@ -81,3 +82,17 @@ def loss(parameters: Sequence[Tensor], factor: float) -> Tensor:
 
 def interrupt(_: Tensor) -> None:
     raise InterruptedError
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, (1 << 14) - 1, 1 << 14, (1 << 19) + 7])
+def test_a_norm_is_that_of_exact_arithmetic(count: int) -> None:
+    vector = torch.randn(count)
+    assert norm_of(vector) == pytest.approx(float(vector.double().norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("place", [5, (1 << 18) + 3])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_no_number_makes_the_norm_none(value: float, place: int) -> None:
+    vector = torch.randn((1 << 18) + 5)
+    vector[place] = value
+    assert not math.isfinite(norm_of(vector))

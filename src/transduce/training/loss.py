@@ -17,7 +17,7 @@ from transduce.training.sums import add_to
 
 # Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
 # the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
-_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 21, 256, 1 << 27
+_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
 _BLOCK_ROWS = 4096  # of the matrix' gradient on a CPU: the sum in float32 finds the product in the cache
 _TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
 

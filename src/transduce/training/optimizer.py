@@ -18,7 +18,7 @@ from transduce.training.reduction import GradientReduction
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
 from transduce.training.statistics import KIND, RunningStatistics
-from transduce.training.sums import collect_gradients, forget_gradients
+from transduce.training.sums import collect_gradients, forget_gradients, norm_of
 from transduce.training.update import FlatUpdate
 
 
@@ -114,7 +114,7 @@ class FlatOptimizer:
         Returns:
             The norm of the gradient per token before clipping. Where it is not finite nothing was updated.
         """
-        norm = float(self.gradient.norm()) / tokens
+        norm = norm_of(self.gradient) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
             self._statistics.accept()

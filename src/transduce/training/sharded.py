@@ -20,6 +20,7 @@ from transduce.training.optimizer import learning_parameters
 from transduce.training.processes import Processes
 from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
+from transduce.training.sums import norm_of
 from transduce.training.update import FlatUpdate
 
 
@@ -95,7 +96,7 @@ class ShardedOptimizer:
 
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
-        squares = float(self._update.gradient.norm()) ** 2
+        squares = norm_of(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from transduce.model.fused import training_kernels
 from transduce.model.gradient_sums import add_gradients_to
 
 _BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
+_NORM_ELEMENTS = 1 << 14
 
 
 def add_to(total: Tensor, part: Tensor) -> None:
@@ -25,6 +27,19 @@ def add_to(total: Tensor, part: Tensor) -> None:
     rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
     for block, addend in zip(total.split(rows), part.split(rows), strict=True):
         block += addend
+
+
+def norm_of(vector: Tensor) -> float:
+    """The Euclidean norm of a vector.
+
+    On a processor, of the norms of its blocks: PyTorch adds up all squares in one thread, and a sum of 48 million of
+    them in float32 was 0.8 % short.
+    """
+    if vector.device.type != "cpu":
+        return float(vector.norm())
+    whole = vector.numel() // _NORM_ELEMENTS * _NORM_ELEMENTS
+    blocks = vector[:whole].view(-1, _NORM_ELEMENTS).norm(dim=1)
+    return float(torch.cat([blocks, vector[whole:].norm()[None]]).norm())
 
 
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:

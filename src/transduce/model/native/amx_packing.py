@@ -12,6 +12,8 @@ from transduce.model.native.emit import I32, Value
 from transduce.model.native.pair_packing import Gradient, Matrix, Packer, Span, Tiles, rows_of
 from transduce.model.native.rows import transpose
 
+_APART = 4  # rows: those that are read at once, which memory gives faster than one after another
+
 
 class AmxPacker(Packer):
     """The same by blocks. Columns are a multiple of a panel's."""
@@ -36,16 +38,18 @@ class AmxPacker(Packer):
         k = self.k
         pairs = k.build.sdiv(matrix.columns, k.number(2))
         last = k.build.sub(matrix.rows, k.number(PART_ROWS))
-        with k.loop(*tiles) as tile:
+        with k.loop(*tiles) as tile, k.loop(0, _APART) as first:
             target = self._tile(to, tile, tiles, span)
-            for part in range(TILE_ROWS // PART_ROWS):
+            rows = []
+            for number in range(0, TILE_ROWS, _APART):
+                part, row = divmod(number, PART_ROWS)
                 start = k.lesser(k.sum_of(k.times(tile, TILE_ROWS), part * PART_ROWS), last)
-                with k.loop(0, PART_ROWS) as row:
-                    own = k.sum_of(k.times(k.sum_of(start, row), pairs), span.first)
-                    here = k.sum_of(k.times(row, k.lanes), part * PART_ROWS * k.lanes)
-                    with k.loop(0, span.count, k.lanes) as pair:
-                        value = k.load(k.at(matrix.place, k.sum_of(own, pair), I32), k.ints)
-                        k.store(value, k.at(target, k.sum_of(here, k.times(pair, TILE_ROWS)), I32))
+                rows.append(k.sum_of(k.times(k.sum_of(start, first, row), pairs), span.first))
+            with k.loop(0, span.count, k.lanes) as pair:
+                for number, own in enumerate(rows):
+                    value = k.load(k.at(matrix.place, k.sum_of(own, pair), I32), k.ints)
+                    here = k.times(k.sum_of(first, number * _APART), k.lanes)
+                    k.store(value, k.at(target, k.sum_of(here, k.times(pair, TILE_ROWS)), I32))
 
     def lay_gradient(self, given: Gradient, tiles: Tiles, span: Span, to: Value) -> None:
         """The same of columns, of which some rows are summed over, and the sums of these rows."""
