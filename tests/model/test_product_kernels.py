@@ -72,7 +72,7 @@ def test_gradients(positions: int, inputs: int, outputs: int, x_is_relu: bool, b
     is_open = None
     if x_is_relu:
         is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
-        x = multiply(random(positions, 64), random(inputs, 64), None, relu=True, positive=is_open)
+        x = multiply(random(positions, 64) / 8, random(inputs, 64), None, relu=True, positive=is_open)
     sums = Sums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,

@@ -64,19 +64,24 @@ class _Linear(torch.autograd.Function):
         total, by_weight = known_or_new(options.weight_sum, weight) if by_weight_asked else (None, None)
         bias_total, by_bias = known_or_new(options.bias_sum, bias) if by_bias_asked else (None, None)
         sums = Sums(*(None if each is None else each[rows] for each in (total, bias_total)))
-        learn = multiply_back if suits_product(x, weight[rows]) else _learn
-        if gate is not None or (sums.bias is not None and learn is _learn):
-            gradient, columns = sum_columns(gradient, gate)
-            if sums.bias is not None:
-                sums.bias.add_(columns)
-                sums = sums._replace(bias=None)
-        by_x = learn(gradient, x, weight[rows], sums, by_x=by_x_asked)
+        if suits_product(x, weight[rows]):
+            if gate is not None:
+                gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
+            by_x = multiply_back(gradient, x, weight[rows], sums, by_x=by_x_asked)
+        else:
+            by_x = _learn(gradient, x, weight[rows], gate, sums, by_x=by_x_asked)
         by_x = None if by_x is None else by_x.view_as(x_given)
         return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
 
 
-def _learn(gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool) -> Tensor | None:
-    """As `multiply_back`, by PyTorch's library; bias has been summed up."""
+def _learn(
+    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: Sums, *, by_x: bool
+) -> Tensor | None:
+    """As `multiply_back`, by PyTorch's library."""
+    if gate is not None or sums.bias is not None:
+        gradient, columns = sum_columns(gradient, gate)
+        if sums.bias is not None:
+            sums.bias.add_(columns)
     if sums.weight is not None:
         _add_product(sums.weight, gradient.t(), x)
     return gradient @ weight if by_x else None

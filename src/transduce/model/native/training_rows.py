@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import F32, I32, Emitter, Value
+from transduce.model.native.emit import F32, I8, I32, Emitter, Value
 from transduce.model.native.engine import program
 from transduce.model.native.rows import exponential, means
 
 _NEVER = float("-inf")
+_PAGE_BYTES = 4096  # of memory
 _HASHES = 16  # of a block of elements of which some are dropped
 _DROPPED = 64  # elements of such a block: four bytes of each hash
 _ROWS = 8  # whose columns are added up before they join their sums
@@ -163,6 +164,12 @@ class RowWriter:
         k = self.k
         k.store_narrow(values, k.place(address), k.sum_of(k.times(row, width), column), self.kind)
 
+    def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
+        """Has what comes a page of memory later fetched: by itself the processor looks no further than a page's end."""
+        k = self.k
+        place = k.at(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
+        k.fetch(k.at(place, _PAGE_BYTES, I8), level=2)
+
     # --- dropout -----------------------------------------------------------------------------------------------------
 
     def _drop(self, given: DropPlaces, thread: Value, threads: Value) -> None:
@@ -239,12 +246,18 @@ class RowWriter:
     def _norm(self, given: NormPlaces, row: Value, _thread: Value, *, is_centred: bool) -> None:
         k, width = self.k, given.width
 
-        def own(column: Value) -> Value:
+        def own(column: Value, *, is_first: bool = False) -> Value:
+            if is_first:
+                self._fetch_later(given.x, row, width, column)
             return self._load(given.x, row, width, column)
 
-        (mean,) = means(self.k, width, lambda column: [own(column)]) if is_centred else (k.real(0.0),)
+        (mean,) = means(k, width, lambda column: [own(column, is_first=True)]) if is_centred else (k.real(0.0),)
         spread = k.splat(mean)
-        (variance,) = means(self.k, width, lambda column: [self._square(k.build.fsub(own(column), spread))])
+
+        def deviation(column: Value) -> Value:
+            return k.build.fsub(own(column, is_first=not is_centred), spread)
+
+        (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
         epsilon = k.float_of(given.epsilon)
         root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
         inverse = k.build.fdiv(k.real(1.0), root)
@@ -278,6 +291,8 @@ class RowWriter:
             return k.build.fmul(self._load(given.gradient, row, width, column), weight)
 
         def both(column: Value) -> list[Value]:
+            for address in (given.x, given.gradient):
+                self._fetch_later(address, row, width, column)
             gradient, x = self._load(given.gradient, row, width, column), normalized(column)
             shared = [(column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)]
             for place, term in shared if is_centred else shared[:1]:
