@@ -1,8 +1,9 @@
 /* AMX for processors that have none: each of its instructions raises SIGILL there, and the handler does what it says.
  *
  * Built by test_amx.py, for Linux on x86-64. Only what our kernels use is known: LDTILECFG, TILERELEASE, TILEZERO,
- * TILELOADD, TILESTORED, TDPBUSD and TDPBF16PS, as VEX instructions of three bytes (Intel, "Architecture Instruction Set
- * Extensions Programming Reference"). Whatever else is illegal remains so. A register that is not configured is illegal, too.
+ * TILELOADD, TILELOADDT1, TILESTORED, TDPBUSD and TDPBF16PS, as VEX instructions of three bytes (Intel, "Architecture
+ * Instruction Set Extensions Programming Reference"). Whatever else is illegal remains so. A register that is not
+ * configured is illegal, too.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -155,10 +156,11 @@ static int run(greg_t *registers) {
     int length = 4 + decode(at + 4, x, b, registers, &base, &stride);
     if (code == 0x49 && prefix == 0)
         return configure(s, base + stride) ? length : 0;
-    if (code != 0x4B || (prefix != 2 && prefix != 3) || (at[4] & 7) != 4 || !is_valid(s, number))
+    int loads = prefix == 3 || prefix == 1; /* 1: the first cache need not hold it for later */
+    if (code != 0x4B || (prefix != 2 && !loads) || (at[4] & 7) != 4 || !is_valid(s, number))
         return 0;
     for (int m = 0; m < s->rows[number]; m++) {
-        if (prefix == 3) {
+        if (loads) {
             memcpy(s->bytes[number][m], base + m * stride, s->columns[number]);
         } else {
             memcpy(base + m * stride, s->bytes[number][m], s->columns[number]);

@@ -80,6 +80,8 @@ def write_panels(k: Emitter, given: PanelPlaces, ends: Ends) -> None:
 
 
 class _Panels:
+    """Writes them."""
+
     def __init__(self, k: Emitter, given: PanelPlaces, ends: Ends) -> None:
         self.k, self.given, self.ends = k, given, ends
         with k.build.goto_entry_block():
@@ -91,7 +93,7 @@ class _Panels:
         steps = k.build.sdiv(given.depth, k.number(STEP))
         self.rows_each = k.build.sdiv(k.sum_of(steps, TILE_ROWS - 1), steps)
         tiles = k.build.sub(given.last, given.first)
-        lines = TILE_ROWS * PARTS // 2  # of a panel, for each step
+        lines = STEP * AMX.panel * 4 // amx.REGISTER_BYTES  # of a panel, for each step
         self.lines_each = k.times(k.build.sdiv(k.sum_of(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
 
     def write_tile(self, number: Value) -> None:

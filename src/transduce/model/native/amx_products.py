@@ -1,11 +1,11 @@
 """Products of matrices of bfloat16 by AMX's instruction for pairs, `tdpbf16ps`.
 
 A tile is 32 rows by a panel of 32 columns: four registers of sums, two of rows and two of columns, so that each that is
-loaded is used twice. A core reads its second cache at half the speed at which it multiplies: of each two registers that
-are loaded one must come from the first. So a panel, of so many pairs that the first cache holds it, is multiplied by
-some hundred rows, which each thread has laid out for itself so that the second cache holds them; what they add up to
-waits there for the pairs that follow. Source: Intel, "Architecture Instruction Set Extensions Programming Reference",
-chapter "AMX"; K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
+loaded is used twice. Even so that takes 64 bytes a cycle, more than a second cache gives: of two registers one must
+come from the first. So a panel, of so many pairs that the first cache holds it, is multiplied by some hundred rows,
+which each thread has laid out for itself so that the second cache holds them; what they add up to waits there for the
+pairs that follow. Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX"; K.
+Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,20 +46,12 @@ class AmxMultiplier(PairMultiplier):
 
     layout = AMX
     packer = AmxPacker
+    thread_bytes = _ROWS_BYTES + _SUMS_BYTES
+    packs_gradients = False
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
-
-    @classmethod
-    def room_bytes(cls, threads: int) -> int:
-        """As `PairMultiplier.room_bytes`: laid out rows of each thread, and sums."""
-        return threads * (_ROWS_BYTES + _SUMS_BYTES)
-
-    @classmethod
-    def gradient_bytes(cls, threads: int, elements: int) -> int:  # noqa: ARG003 - vectors lay out all of it
-        """As `PairMultiplier.gradient_bytes`."""
-        return cls.room_bytes(threads)
 
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """As `PairMultiplier.multiply`."""
@@ -112,7 +104,7 @@ class AmxMultiplier(PairMultiplier):
         many = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
         tiles = k.build.select(is_whole, many, k.number(layout.sum_tiles))
         columns = k.build.select(is_whole, made.columns, k.number(layout.sum_columns))
-        rows = k.place(k.sum_of(made.room, k.times(thread, _ROWS_BYTES + _SUMS_BYTES)))
+        rows = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
         each_column, each_tile = k.loop(0, made.columns, columns), k.loop(first, last, tiles)
         with each_column as left, each_tile as start, k.loop(0, made.pairs, depth) as pair:
             span = Span(pair, k.lesser(depth, k.build.sub(made.pairs, pair)))

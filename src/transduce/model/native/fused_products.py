@@ -161,7 +161,7 @@ def _forward(
     tile: Tile | None = None,
 ) -> None:
     tile = tile or own_pair_tile()
-    threads_room = own_stack().take(multiplier_of(tile).room_bytes(torch.get_num_threads()))
+    threads_room = own_stack().take(torch.get_num_threads() * multiplier_of(tile).thread_bytes)
     places = ForwardPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -207,12 +207,12 @@ def _back(
     tile: Tile | None = None,
 ) -> None:
     tile = tile or own_pair_tile()
-    multiplier, threads = multiplier_of(tile), torch.get_num_threads()
+    multiplier = multiplier_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
     filled = rows_filled_up(positions, tile)
     packed_x = x.new_empty(inputs, filled)
-    sizes = multiplier.gradient_bytes(threads, outputs * filled), multiplier.room_bytes(threads)
-    gradient_room, threads_room = (own_stack().take(size) for size in sizes)
+    packed_gradient = x.new_empty(outputs, filled) if multiplier.packs_gradients else None
+    threads_room = own_stack().take(torch.get_num_threads() * multiplier.thread_bytes)
     places = BackPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -226,12 +226,11 @@ def _back(
         outputs=outputs,
         weight_room=room.data_ptr(),
         x_room=packed_x.data_ptr(),
-        gradient_room=gradient_room.address,
+        gradient_room=address_of(packed_gradient),
         threads_room=threads_room.address,
         streams=int(by_x is not None and _is_streamed(by_x)),
     )
     product_programs(tile)["back"].run(*places)
-    gradient_room.give_back()
     threads_room.give_back()
 
 

@@ -253,6 +253,7 @@ class _Writer:
         self._rows = row_programs(torch.bfloat16)
         self._products = product_programs(part.layer.tile)
         self._multiplier = multiplier_of(part.layer.tile)
+        self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: Spot, sums: Spot, out: Spot) -> None:
         """To the norm."""
@@ -304,7 +305,7 @@ class _Writer:
         packed = self.room.take(outputs * inputs * _BYTES)
         streams = is_streamed(rows * outputs * _BYTES)
         least = float_bits(0.0 if positive else float("-inf"))
-        own = self.room.take(self._multiplier.room_bytes(self.part.layer.threads))
+        own = self.room.take(self._thread_bytes)
         sizes = rows, inputs, outputs
         places = ForwardPlaces(x, weight, bias or 0, out, *sizes, least, packed, int(streams), own, positive or 0)
         self.steps.add(self._products["forward"], places)
@@ -314,14 +315,14 @@ class _Writer:
         self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_open: Spot | None = None
     ) -> None:
         """To the gradient by x, where ReLU was open; and those by the matrix and the bias are added to their sums."""
-        inputs, outputs, threads = matrix.inputs, matrix.outputs, self.part.layer.threads
+        inputs, outputs = matrix.inputs, matrix.outputs
         filled = rows_filled_up(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
         room_bytes = (
             outputs * inputs * _BYTES,
             inputs * filled * _BYTES,
-            self._multiplier.gradient_bytes(threads, outputs * filled),
-            self._multiplier.room_bytes(threads),
+            outputs * filled * _BYTES if self._multiplier.packs_gradients else 0,
+            self._thread_bytes,
         )
         rooms = [self.room.take(count) for count in room_bytes]
         places = BackPlaces(

@@ -53,7 +53,7 @@ class Product(NamedTuple):
     and where 0 makes it zero. mix: the address of a matrix like the result, or 0, what it is multiplied by, and what
     the product is."""
     room: Value | None = None
-    """An address: so many bytes as `PairMultiplier.room_bytes` says."""
+    """An address: `PairMultiplier.thread_bytes` for each thread."""
 
 
 class PairMultiplier:
@@ -61,6 +61,10 @@ class PairMultiplier:
 
     layout: Layout = VECTORS
     packer: type[Packer] = Packer
+    thread_bytes = 0
+    """What each thread needs of `Product.room`."""
+    packs_gradients = True
+    """Whether `prepare` needs room for a gradient, filled up as `Packer` does."""
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         """Writes the tiles of some endings."""
@@ -68,16 +72,6 @@ class PairMultiplier:
         for ending in endings:
             for width in (*self._narrow_panels(), self.layout.panel):
                 self._write_tile(ending, width // k.lanes)
-
-    @classmethod
-    def room_bytes(cls, threads: int) -> int:  # noqa: ARG003
-        """What threads need to multiply."""
-        return 0
-
-    @classmethod
-    def gradient_bytes(cls, threads: int, elements: int) -> int:  # noqa: ARG003
-        """What `prepare` and `add_up` need for a gradient of so many elements, filled up as `Packer` does."""
-        return elements * 2
 
     def multiply(self, made: Product, thread: Value, threads: Value) -> None:
         """A thread takes some rows of the result, so many at a time that a cache holds them beside a panel."""

@@ -36,7 +36,7 @@ class ForwardPlaces(NamedTuple):
     streams: Any
     """A number: whether the outputs go past the caches."""
     threads_room: Any
-    """So many bytes as `PairMultiplier.room_bytes` says."""
+    """`PairMultiplier.thread_bytes` for each thread."""
     positive: Any
     """N × O bits, which become 1 where outputs are positive; 0: not asked for."""
 
@@ -67,7 +67,7 @@ class BackPlaces(NamedTuple):
     x_room: Any
     """I × N, filled up as the layout says."""
     gradient_room: Any
-    """So many bytes as `PairMultiplier.gradient_bytes` says."""
+    """O × N, likewise, where `PairMultiplier.packs_gradients`; else 0."""
     threads_room: Any
     """As `ForwardPlaces`."""
     streams: Any
