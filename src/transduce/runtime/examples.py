@@ -101,13 +101,21 @@ class Neighbours:
         for row, (own, voters) in enumerate(zip(states, self._voters, strict=True)):
             # The many states first: the library's product of few rows with many is half as fast.
             distances = torch.addmm(voters.norms[:, None], voters.states, own.T, beta=-1.0, alpha=2.0)  # (M, W)
-            # As for `Examples.near`, of those that are as near but for rounding the first counts as nearer.
-            ranks = (distances.T.double() / (_ALIKE * self._card.temperature)).round_()
-            ranks -= torch.arange(len(distances), device=ranks.device) / len(distances)
-            found = ranks.topk(min(STATES, len(distances)), dim=-1).indices
+            found = self._first_of_nearest(distances.T)
             near[row, :, : found.shape[1]] = distances.T.gather(-1, found)
             pieces[row, :, : found.shape[1]] = voters.labels[found]
         return pieces, near
+
+    def _first_of_nearest(self, nearness: Tensor) -> Tensor:
+        """The numbers of the nearest states, of (W, M).
+
+        Of those that are as near as the last one but for rounding, which depends on the batch, the first ones count.
+        """
+        count, margin = min(STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
+        last = nearness.topk(count, dim=-1).values[:, -1:]
+        ranks = (nearness > last + margin).double() + (nearness >= last - margin)
+        ranks -= torch.arange(nearness.shape[-1], device=ranks.device) / nearness.shape[-1]
+        return ranks.topk(count, dim=-1).indices
 
     def mixed(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
         """Log-probabilities (B, W, V) after these states (B, W, D), with the votes; changed in place."""
