@@ -77,8 +77,8 @@ def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> No
         ("", True, True),
         ("DEFAULT", True, True),
         ("AVX512_CORE_AMX", True, True),
-        ("AVX512_CORE_FP16", False, True),
-        ("AVX512_CORE_BF16", False, True),
+        ("AVX512_CORE_FP16", False, False),
+        ("AVX512_CORE_BF16", False, False),
         ("avx512_core", False, False),
         ("AVX2", False, False),
         ("AVX2_VNNI_2", False, False),
@@ -95,13 +95,22 @@ def test_instructions_that_are_held_back_are_not_counted_on(
     assert machine.precision == ("bf16" if bf16 else "fp32")
 
 
+def test_vectors_of_bfloat16_count_where_there_is_no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, a processor has slower ones."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    for has_amx, precision in ((False, "bf16"), (True, "fp32")):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
+        assert detect_machine("cpu", 1).precision == precision
+
+
 def test_a_processor_without_them_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
     machine = detect_machine("cpu", 3)
     assert (machine.precision, machine.threads) == ("fp32", 3)
-    assert machine.precision_reason == "this processor has no instructions for bfloat16"
+    assert machine.precision_reason == "this processor has no instructions that multiply bfloat16 faster"
 
 
 @pytest.mark.parametrize(("device", "amx", "bf16", "reason"), [

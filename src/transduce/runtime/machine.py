@@ -27,7 +27,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     amx: bool
     """Tiles for bfloat16 matrix products, 5 to 8 times as fast as float32."""
     avx512_bf16: bool
-    """Dot products in bfloat16, about twice as fast as float32."""
+    """Dot products in bfloat16, about twice as fast as float32. Where a processor with AMX is kept from it, this does not
+    count: there such products are slower than float32's (docs/benchmarks.md, "Training by AMX")."""
     gpu_bf16: bool = False
     """A GPU, and one that multiplies bfloat16: NVIDIA's since Ampere."""
     processes: int = 1
@@ -54,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             return "this processor has AMX tiles for bfloat16"
         if self.avx512_bf16:
             return "this processor has AVX-512 instructions for bfloat16"
-        return "this processor has no instructions for bfloat16"
+        return "this processor has no instructions that multiply bfloat16 faster"
 
 
 def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
@@ -70,6 +71,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     """
     threads = None if threads is None else as_whole(threads, "threads", least=1, most=_MOST_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    has_amx = bool(torch.cpu._is_amx_tile_supported())
     found = _find_device(device)
     if found.startswith("cuda"):
         # It plans anew for each shape, which takes longer than a step of decoding, and keeps all plans.
@@ -77,8 +79,8 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     return Machine(
         device=found,
         threads=threads or _said_to_openmp() or usable_cores(),
-        amx=isa not in _WITHOUT_AMX and bool(torch.cpu._is_amx_tile_supported()),
-        avx512_bf16=isa not in _WITHOUT_BF16 and _has_avx512_bf16(),
+        amx=has_amx and isa not in _WITHOUT_AMX,
+        avx512_bf16=isa not in (_WITHOUT_AMX if has_amx else _WITHOUT_BF16) and _has_avx512_bf16(),
         gpu_bf16=found.startswith("cuda") and torch.cuda.get_device_capability(found) >= (8, 0),
     )
 
