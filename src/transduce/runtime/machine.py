@@ -27,8 +27,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     amx: bool
     """Tiles for bfloat16 matrix products, 5 to 8 times as fast as float32."""
     avx512_bf16: bool
-    """Dot products in bfloat16, about twice as fast as float32. They do not count where a processor with AMX is kept from
-    it: there they are slower than float32's (docs/benchmarks.md, "Training by AMX")."""
+    """Dot products in bfloat16, about twice as fast as float32. Where a processor with AMX is kept from it they do not
+    count: there they are slower than float32's (docs/benchmarks.md, "Training by AMX")."""
     gpu_bf16: bool = False
     """A GPU, and one that multiplies bfloat16: NVIDIA's since Ampere."""
     processes: int = 1
