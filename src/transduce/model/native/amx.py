@@ -113,6 +113,15 @@ def store(k: Emitter, number: int, place: Value, row_bytes: int = REGISTER_BYTES
     k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.number(row_bytes))
 
 
+def fetch_on(k: Emitter, place: Value, fetched: Value, count: Value) -> None:
+    """Has so many bytes more fetched into the second cache, whole lines; a variable holds how many have been."""
+    start = k.get(fetched, count)
+    stop = k.sum_of(start, count)
+    with k.loop(start, stop, REGISTER_BYTES) as byte:
+        k.fetch(k.at(place, byte, I8), level=2)
+    k.store(stop, fetched)
+
+
 class _Blocks:
     """Rows by 64 outputs, in turns of 16 or 32 rows by 32 outputs, whose sums vectors take up in the turn after."""
 
@@ -166,18 +175,9 @@ class _Blocks:
                 for number in range(2):
                     registers = (2 * part + number, _ACTIVATIONS + part, _WEIGHTS + number)
                     k.intrinsic(multiply, VOID, *map(register, registers))
-            self._fetch()
+            fetch_on(k, self.ahead, self.fetched, k.times(self.lines, REGISTER_BYTES))
             start = k.times(k.build.sdiv(first, k.number(REGISTER_BYTES)), each_step)
             self._finish(start, k.sum_of(start, each_step))
-
-    def _fetch(self) -> None:
-        """Some lines of the next block."""
-        k = self.k
-        start = k.get(self.fetched, k.number(0))
-        stop = k.sum_of(start, k.times(self.lines, REGISTER_BYTES))
-        with k.loop(start, stop, REGISTER_BYTES) as byte:
-            k.fetch(k.at(self.ahead, byte, I8), level=2)
-        k.store(stop, self.fetched)
 
     def _finish(self, first: Value, last: Value) -> None:
         """Rows of the turn before."""

@@ -94,7 +94,7 @@ class _Panels:
         self.rows_each = k.build.sdiv(k.sum_of(steps, TILE_ROWS - 1), steps)
         tiles = k.build.sub(given.last, given.first)
         lines = STEP * AMX.panel * 4 // amx.REGISTER_BYTES  # of a panel, for each step
-        self.lines_each = k.times(k.build.sdiv(k.sum_of(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
+        self.bytes_each = k.times(k.build.sdiv(k.sum_of(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
 
     def write_tile(self, number: Value) -> None:
         """Multiplies it, and finishes the one before meanwhile."""
@@ -140,19 +140,11 @@ class _Panels:
                 for vector in range(VECTORS):
                     registers = (VECTORS * part + vector, _LEFT + part, _PANEL + vector)
                     k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
-            self._fetch_ahead()
+            amx.fetch_on(k, given.ahead, self.fetched, self.bytes_each)
             first = k.times(step, self.rows_each)
             last = k.sum_of(first, self.rows_each)
             self._fetch_rows(parts, first, last)
             self.finish_rows(first, last)
-
-    def _fetch_ahead(self) -> None:
-        k = self.k
-        start = k.get(self.fetched, k.number(0))
-        stop = k.sum_of(start, self.lines_each)
-        with k.loop(start, stop, amx.REGISTER_BYTES) as byte:
-            k.fetch(k.at(self.given.ahead, byte, I8), level=2)
-        k.store(stop, self.fetched)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
         """Of the tile that is being multiplied, what is needed when it is finished."""
