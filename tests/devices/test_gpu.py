@@ -129,9 +129,11 @@ def trained_everywhere(
         }
         jobs["resumed"] = {"do": "resume", "out": str(folder / "adam"), "steps": 6}
         if on_gpu and device != "pretend":
-            own = {"training.steps": 6, "training.validate_every": 6, "training.record": device == "cuda"}
+            own = {"training.steps": 12, "training.validate_every": 6, "training.record": device == "cuda"}
             longer = settings | kernels_for(device) | own
             jobs["recorded"] = {"do": "train", "out": str(folder / "recorded"), "settings": longer}
+            half = {"do": "train", "out": str(folder / "half"), "settings": longer | {"training.steps": 6}}
+            jobs |= {"half": half, "recorded-resumed": {"do": "resume", "out": str(folder / "half"), "steps": 12}}
         return jobs, folder
 
     return run_everywhere(jobs_of, on_gpu)
@@ -147,8 +149,9 @@ def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: st
 
 
 @pytest.mark.gpu
-def test_recorded_training_goes_as_on_the_processor(trained_everywhere: Results) -> None:
-    found, expected = (result_of(trained_everywhere, device, "recorded") for device in ("cuda", "cpu"))
+@pytest.mark.parametrize("name", ["recorded", "recorded-resumed"])
+def test_recorded_training_goes_as_on_the_processor(trained_everywhere: Results, name: str) -> None:
+    found, expected = (result_of(trained_everywhere, device, name) for device in ("cuda", "cpu"))
     assert found == approximately(expected)
 
 
