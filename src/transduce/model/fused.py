@@ -59,28 +59,8 @@ class Projection(Protocol):
         """From the gradient by logits, (N, V), to the one by x, (N, D), and to the matrix', added to a float32 sum."""
 
 
-class Mixture(NamedTuple):
-    """What becomes of a product of matrices: of_product · product + of_other · other + diagonal · I."""
-
-    other: Tensor | None = None
-    """Like the product."""
-    of_other: float = 0.0
-    of_product: float = 1.0
-    diagonal: float = 0.0
-    """Of symmetric products alone."""
-
-
-ALONE = Mixture()
-
-
-class SquareProducts(Protocol):
-    """Products that making matrices orthogonal takes."""
-
-    def multiply_symmetric(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-        """left · rightᵀ, of (M, R, C) both, where that is known to be symmetric; mixed with what is, (M, R, R)."""
-
-    def multiply_mixed(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-        """left · right, of (M, R, R) and (M, R, C), mixed."""
+Polynomials = tuple[tuple[float, float, float], ...]
+"""Odd ones, one after another: a, b and c of a x + b x³ + c x⁵."""
 
 
 class LossRecorder(Protocol):
@@ -125,7 +105,7 @@ class PackedAttention(Protocol):
         """Of a model in training."""
 
 
-class TrainingKernels(SquareProducts, Protocol):
+class TrainingKernels(Protocol):
     """What bricks may ask for, in training and in validation."""
 
     @property
@@ -272,8 +252,23 @@ class TrainingKernels(SquareProducts, Protocol):
             rate: the learning rate.
         """
 
-    def suits_squares(self, matrices: Tensor) -> bool:
-        """Whether `SquareProducts` take matrices (M, R, C), and squares of as many rows, and PyTorch is slower."""
+    def suits_squares(self, matrices: Sequence[Tensor]) -> bool:
+        """Whether `make_orthogonal` takes matrices (R, C), and PyTorch is slower."""
+
+    def make_orthogonal(
+        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
+    ) -> list[bool]:
+        """Takes odd polynomials of matrices, where they stand, divided by the root of ‖x xᵀ‖ before.
+
+        Args:
+            matrices: (R, C) each, wherever they are.
+            polynomials: three.
+            scale: of the result.
+            by_gram_matrix: whether they are to be taken of x xᵀ, and multiply x once: faster where C is many times R.
+
+        Returns:
+            Of each whether that was done: not where x is so large, or so small, that numbers could not hold powers.
+        """
 
     def suits_logits(self, logits: Tensor) -> bool:
         """Whether `softmax_` takes them."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import ALONE, Mixture, SquareProducts, TrainingKernels, training_kernels
+from transduce.model.fused import Polynomials, TrainingKernels, training_kernels
 from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
@@ -20,7 +20,7 @@ from transduce.training.settings import ResolvedTraining
 # Odd polynomials a x + b x³ + c x⁵, one after another, that take singular values of 0.01 to 1 to 0.73 to 1.27, and make
 # smaller ones 78 times as large. Each is the best for what the one before leaves (Amsel et al. 2025, "The Polar
 # Express").
-_POLYNOMIALS = ((8.0195, -22.9987, 16.899), (3.6414, -2.7254, 0.5369), (2.6684, -1.9829, 0.4533))
+_POLYNOMIALS: Polynomials = ((8.0195, -22.9987, 16.899), (3.6414, -2.7254, 0.5369), (2.6684, -1.9829, 0.4533))
 _MANY_COLUMNS = 2  # times the rows: beyond, going by the Gram matrix is faster
 _MARGIN = 1.01  # for rounding: beyond 1, the first polynomial grows fast
 _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
@@ -51,32 +51,41 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     The largest become 0.73 to 1.27, and with them all that are at least a hundredth of the fourth root of the sum of
     all values' fourth powers. Smaller ones grow 78 fold; zero stays zero. Computed in the precision of the matrices.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
-    kernels = training_kernels()
-    products: SquareProducts = kernels if kernels is not None and kernels.suits_squares(x) else _Library()
-    x = x.contiguous() / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
-    gram = products.multiply_symmetric(x, x)
-    # Closer to the greatest singular value than ‖M‖ is, so that fewer polynomials do. Zero alone is below the least.
-    shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
-    x, gram = x * shrink, gram * shrink.square()
-    make = _by_gram_matrix if x.shape[2] > _MANY_COLUMNS * x.shape[1] else _one_by_one
-    x = make(x, gram, products, scale)
-    return x.mT if tall else x
+    made = matrices.clone()
+    _replace(list(made), scale, matrices.dtype)
+    return made
 
 
-def _one_by_one(x: Tensor, gram: Tensor, products: SquareProducts, scale: float) -> Tensor:
+def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
+    """The same of matrices (R, C), wherever they are, where they stand; computed in a dtype."""
+    kernels, (rows, columns) = training_kernels(), matrices[0].shape
+    by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
+    if kernels is not None and matrices[0].dtype == dtype and kernels.suits_squares(matrices):
+        done = kernels.make_orthogonal(matrices, _POLYNOMIALS, scale, by_gram_matrix=by_gram_matrix)
+        matrices = [matrix for matrix, is_done in zip(matrices, done, strict=True) if not is_done]
+    if matrices:
+        x = torch.stack([matrix.mT for matrix in matrices] if rows > columns else list(matrices)).to(dtype)
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
+        gram = x @ x.mT
+        # Closer to the greatest singular value than ‖x‖ is, so fewer polynomials do. Zero alone is below the least.
+        shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
+        make = _by_gram_matrix if by_gram_matrix else _one_by_one
+        found = make(x * shrink, gram * shrink.square(), scale)
+        torch._foreach_copy_(list(matrices), list((found.mT if rows > columns else found).unbind()))
+
+
+def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
     """All polynomials of matrices (N, R, C), given x xᵀ. Three take 6 C / R + 3 times R³ multiplications."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
-            gram = products.multiply_symmetric(x, x)
-        factor = products.multiply_symmetric(gram, gram, Mixture(gram, b, c))
+            gram = x @ x.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         own = scale if number == len(_POLYNOMIALS) - 1 else 1.0
-        x = products.multiply_mixed(factor, x, Mixture(x, own * a, own))
+        x = torch.baddbmm(x, factor, x, beta=own * a, alpha=own)
     return x
 
 
-def _by_gram_matrix(x: Tensor, gram: Tensor, products: SquareProducts, scale: float) -> Tensor:
+def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
     """The same, where rows are few: each polynomial is p(x xᵀ) x, and x xᵀ afterwards p(x xᵀ) x xᵀ p(x xᵀ), so that the
     matrices themselves are needed at the end alone. Three take 2 C / R + 9 times R³ multiplications, x xᵀ among them.
     All but the last product are symmetric, for they are of polynomials of one matrix.
@@ -84,30 +93,14 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, products: SquareProducts, scale: fl
     values: list[Tensor] = []
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
-            gram = products.multiply_symmetric(products.multiply_symmetric(values[-1], gram), values[-1])
-        values.append(products.multiply_symmetric(gram, gram, Mixture(gram, b, c, diagonal=a)))
+            gram = values[-1] @ gram @ values[-1]
+        value = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        value.diagonal(dim1=1, dim2=2).add_(a)
+        values.append(value)
     factor = values[0]
     for value in values[1:]:
-        factor = products.multiply_symmetric(value, factor)
-    return products.multiply_mixed(factor, x, Mixture(of_product=scale))
-
-
-class _Library:
-    """The same by PyTorch, which makes both halves of what is symmetric."""
-
-    @staticmethod
-    def multiply_symmetric(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-        value = _Library.multiply_mixed(left, right.mT, mixture)
-        if mixture.diagonal:
-            value.diagonal(dim1=1, dim2=2).add_(mixture.diagonal)
-        return value
-
-    @staticmethod
-    def multiply_mixed(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-        if mixture.other is not None:
-            return torch.baddbmm(mixture.other, left, right, beta=mixture.of_other, alpha=mixture.of_product)
-        product = left @ right
-        return product if mixture.of_product == 1.0 else product.mul_(mixture.of_product)
+        factor = value @ factor
+    return (factor @ x).mul_(scale)
 
 
 class Muon:
@@ -192,8 +185,7 @@ class Muon:
                 alike.setdefault(matrix.shape, []).append(matrix)
         for shape, matrices in alike.items():
             scale = _USUAL_UPDATE * math.sqrt(max(shape))
-            found = orthogonalize(torch.stack(matrices).to(self._dtype), scale)
-            torch._foreach_copy_(matrices, list(found.unbind()))
+            _replace(matrices, scale, self._dtype)
 
     def vectors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the weights."""

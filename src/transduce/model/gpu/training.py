@@ -1,9 +1,11 @@
 """The kernels that training uses on a GPU."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from transduce.model.fused import ALONE, Mixture, Projection, Rows, UpdatedVectors
+from transduce.model.fused import Polynomials, Projection, Rows, UpdatedVectors
 from transduce.model.gpu import attention, layers, norms, products, rows, update
 from transduce.model.gpu.recorded_loss import LossRecorder
 from transduce.model.positions import Rotation
@@ -86,14 +88,12 @@ class GpuTraining:
         """Not offered."""
         raise NotImplementedError
 
-    def suits_squares(self, matrices: Tensor) -> bool:  # noqa: ARG002
+    def suits_squares(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
         """The library's products are as fast."""
         return False
 
-    def multiply_symmetric(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-        """Not offered."""
-        raise NotImplementedError
-
-    def multiply_mixed(self, left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
+    def make_orthogonal(
+        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
+    ) -> list[bool]:
         """Not offered."""
         raise NotImplementedError

@@ -1,71 +1,61 @@
-"""Products that making matrices orthogonal takes, in machine code: see `training_squares.py`.
+"""Matrices made orthogonal in machine code: see `training_squares.py`."""
 
-Legend: M matrices, R rows, C columns.
-"""
-
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.model.fused import ALONE, Mixture
-from transduce.model.native.engine import (
-    Program,
-    address_of,
-    compile_programs,
-    float_bits,
-    new_emitter,
-)
+from transduce.model.fused import Polynomials
+from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter
 from transduce.model.native.fused_products import multiplier_of, own_pair_tile, pair_tile
 from transduce.model.native.tile import Tile
-from transduce.model.native.training_squares import SquarePlaces, SquareWriter
+from transduce.model.native.training_squares import POLYNOMIALS, SQUARES, SquarePlaces, SquareWriter
 
-_TOGETHER = 32  # columns
+_TOGETHER = 32  # rows and columns
+_MARGIN = 1.01  # for rounding: beyond 1, polynomials grow fast
+_MOST = 1e15  # of ‖x xᵀ‖ and its inverse: float32 still bears their squares
+_BYTES = 2
 
 
-def suits_squares(matrices: Tensor) -> bool:
+def suits_squares(matrices: Sequence[Tensor]) -> bool:
     """See `fused.TrainingKernels`."""
-    fits = matrices.shape[1] % _TOGETHER == matrices.shape[2] % _TOGETHER == 0 and matrices.numel() > 0
-    return fits and matrices.dtype == torch.bfloat16 and matrices.device.type == "cpu" and pair_tile() is not None
+    return pair_tile() is not None and all(_suits(each) for each in matrices)
 
 
-def multiply_symmetric(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-    """See `fused.SquareProducts`."""
-    if left.shape != right.shape:
-        raise ValueError(f"{tuple(left.shape)} by the transpose of {tuple(right.shape)}")
-    return _run("symmetric", left, right, mixture, left.new_empty(len(left), left.shape[1], left.shape[1]))
+def _suits(matrix: Tensor) -> bool:
+    fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
+    return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
 
-def multiply_mixed(left: Tensor, right: Tensor, mixture: Mixture = ALONE) -> Tensor:
-    """See `fused.SquareProducts`."""
-    if left.shape != (*right.shape[:2], right.shape[1]) or mixture.diagonal:
-        raise ValueError(f"{tuple(left.shape)} by {tuple(right.shape)}, with {mixture.diagonal} on the diagonal")
-    return _run("mixed", left, right, mixture, torch.empty_like(right, memory_format=torch.contiguous_format))
-
-
-def _run(name: str, left: Tensor, right: Tensor, mixture: Mixture, out: Tensor) -> Tensor:
-    other = mixture.other
-    if other is not None and other.shape != out.shape:
-        raise ValueError(f"{tuple(other.shape)} cannot be added to {tuple(out.shape)}")
-    left, right, other = left.contiguous(), right.contiguous(), None if other is None else other.contiguous()
-    matrices, rows, columns = right.shape
-    room = right.new_empty(torch.get_num_threads(), rows, columns)
-    of_other, of_product, diagonal = (float_bits(factor) for factor in mixture[1:])
+def make_orthogonal(
+    matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
+) -> list[bool]:
+    """See `fused.TrainingKernels`."""
+    if len({each.shape for each in matrices}) > 1 or len(polynomials) != POLYNOMIALS:
+        raise ValueError("matrices have one shape, and there are three polynomials")
+    rows, columns = matrices[0].shape
+    room_bytes = _BYTES * (2 * rows * columns + SQUARES * min(rows, columns) ** 2)
+    room = torch.empty(torch.get_num_threads() * room_bytes, dtype=torch.uint8)
+    addresses, done = np.array([each.data_ptr() for each in matrices], np.int64), np.zeros(len(matrices), np.int64)
+    coefficients = np.array(polynomials, np.float32)
     places = SquarePlaces(
-        left=left.data_ptr(),
-        right=right.data_ptr(),
-        other=address_of(other),
-        out=out.data_ptr(),
-        matrices=matrices,
+        matrices=addresses.ctypes.data,
+        done=done.ctypes.data,
+        count=len(matrices),
         rows=rows,
         columns=columns,
-        of_other=of_other,
-        of_product=of_product,
-        diagonal=diagonal,
+        coefficients=coefficients.ctypes.data,
+        margin=float_bits(_MARGIN),
+        most=float_bits(_MOST),
+        scale=float_bits(scale),
+        by_gram_matrix=int(by_gram_matrix),
         room=room.data_ptr(),
+        room_bytes=room_bytes,
     )
-    _programs(own_pair_tile())[name].run(*places)
-    return out
+    _programs(own_pair_tile())["orthogonalize"].run(*places)
+    return [bool(each) for each in done]
 
 
 @cache

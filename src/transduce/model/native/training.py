@@ -14,7 +14,7 @@ from transduce.model.native.fused_rows import (
     suits_rows,
     sum_rows,
 )
-from transduce.model.native.fused_squares import multiply_mixed, multiply_symmetric, suits_squares
+from transduce.model.native.fused_squares import make_orthogonal, suits_squares
 from transduce.model.native.fused_turning import suits_turning, turn
 from transduce.model.native.fused_update import follow_update, suits_update, take_momentum, update_by_adam
 
@@ -42,8 +42,7 @@ class NativeTraining:
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
     suits_squares = staticmethod(suits_squares)
-    multiply_symmetric = staticmethod(multiply_symmetric)
-    multiply_mixed = staticmethod(multiply_mixed)
+    make_orthogonal = staticmethod(make_orthogonal)
     suits_update = staticmethod(suits_update)
     update_by_adam = staticmethod(update_by_adam)
     take_momentum = staticmethod(take_momentum)
