@@ -69,7 +69,16 @@ def attend_plainly(projected: Tensor, memory: Tensor | None, allowed: Tensor, he
 @DTYPES
 @pytest.mark.parametrize(
     ("batch", "queries", "keys", "heads", "width"),
-    [(3, 7, 7, 4, 32), (2, 1, 1, 2, 16), (5, 33, 33, 3, 64), (1, 18, 18, 1, 128), (4, 9, 40, 2, 32), (2, 3, 1, 1, 48)],
+    [
+        (3, 7, 7, 4, 32),
+        (2, 1, 1, 2, 16),
+        (5, 33, 33, 3, 64),
+        (1, 18, 18, 1, 128),
+        (4, 9, 40, 2, 32),
+        (2, 3, 1, 1, 48),
+        (2, 70, 70, 2, 96),
+        (3, 40, 256, 1, 32),
+    ],
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["lengths", "look-ahead"])
 def test_attention(

@@ -73,13 +73,18 @@ def write_rows(k: Emitter, tile: Tile, ending: str, rows: Value, place_of: Calla
         k.call(f"amx_{tile.kind}_{ending}_1", *place_of(many), k.build.sub(rows, many), ahead, lines)
 
 
-def configure(k: Emitter) -> None:
-    """All registers have 16 rows of 64 bytes from here on, and hold zeros; each thread does this for itself."""
+def configure(k: Emitter, *, halves: bool = False) -> None:
+    """All registers have 16 rows of 64 bytes from here on, and hold zeros; each thread does this for itself.
+
+    With halves, the last but one has rows of 32 bytes, and the last one 8 rows: for products of half as many pairs.
+    """
     name = "amx_configuration"
     if not k.has(name):
-        layout = (
-            bytes([1]) + bytes(15) + bytes([REGISTER_BYTES, 0]) * 8 + bytes(16) + bytes([REGISTER_ROWS]) * 8 + bytes(8)
-        )
+        row_bytes, rows = [REGISTER_BYTES] * 8, [REGISTER_ROWS] * 8
+        if halves:
+            row_bytes[6], rows[7] = REGISTER_BYTES // 2, REGISTER_ROWS // 2
+        widths = b"".join(bytes([each, 0]) for each in row_bytes)
+        layout = bytes([1]) + bytes(15) + widths + bytes(16) + bytes(rows) + bytes(8)
         kind = ir.ArrayType(I8, len(layout))
         made = ir.GlobalVariable(k.module, kind, name)
         made.linkage, made.global_constant, made.align = "internal", True, 64

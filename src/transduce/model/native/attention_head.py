@@ -3,7 +3,7 @@
 Legend: Q queries, L keys, K width of a head's queries, keys and values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -44,36 +44,32 @@ class Queries(NamedTuple):
     """Of the first one in the room."""
 
 
-class Head:
-    """One head of one sentence."""
+class HeadPlaces:
+    """One head of one sentence, and where its rows are."""
 
     def __init__(self, k: Emitter, shape: AttentionShape, given: AttentionPlaces, *where: Value) -> None:
-        """Where: the sentence, the head, and the thread that works at it."""
+        """Where: the sentence, and the head."""
         self.k, self.shape, self.given = k, shape, given
-        self.columns = range(0, shape.width, k.lanes)
-        self.sentence, self.head, thread = where
+        self.sentence, self.head = where
         self.is_causal = k.build.icmp_signed("==", given.lengths, k.number(0))
         length = k.variable(given.num_keys)
         with k.where(k.build.not_(self.is_causal)):
             k.store(k.load(k.at(k.place(given.lengths), self.sentence, I64), I64), length)
         self.length = k.get(length, given.num_keys)
-        self.filled = self._fill_up(given.num_keys)
-        self.room = self._lay_out(k.at(k.place(given.room), k.times(thread, given.own_room)))
 
-    def _fill_up(self, count: Value) -> Value:
+    def fill_up(self, count: Value, lanes: int) -> Value:
         """The next multiple of the lanes."""
         k = self.k
-        return k.times(k.build.sdiv(k.sum_of(count, k.lanes - 1), k.number(k.lanes)), k.lanes)
+        return k.times(k.build.sdiv(k.sum_of(count, lanes - 1), k.number(lanes)), lanes)
 
-    def _lay_out(self, place: Value) -> Room:
-        k, width = self.k, self.shape.width
-        whole, queries = k.times(self.filled, width), k.lesser(self.given.num_queries, k.number(QUERIES_AT_ONCE))
-        sizes = [whole] * 6 + [k.times(queries, width)] * 2 + [k.times(queries, self.filled)] * 2
-        found = []
+    def places_of(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
+        """In a thread's room, of arrays of so many numbers, one after another."""
+        k, found = self.k, []
+        place = k.at(k.place(self.given.room), k.times(thread, self.given.own_room))
         for size in sizes:
             found.append(place)
             place = k.at(place, size)
-        return Room(*found)
+        return found
 
     def start_of(self, address: Value, count: Value, stride: Value) -> Value:
         """Where this sentence's rows begin, of this head, in an array of so many rows a sentence."""
@@ -100,6 +96,34 @@ class Head:
         self.fetch_next(queries, given.query_stride, given.num_queries)
         return keys, values
 
+    def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
+        """Has the same rows of the next head, which stand beside these, fetched into the cache."""
+        k, kind = self.k, self.shape.kind
+        with k.loop(0, count) as row:
+            for column in range(0, self.shape.width, 32 if kind != F32 else 16):
+                k.fetch(k.at(rows, k.sum_of(k.times(row, stride), self.shape.width + column), kind))
+
+    def start_of_sums(self) -> Value:
+        """Where the greatest score and the normaliser of each query stand."""
+        k, given = self.k, self.given
+        return k.at(
+            k.place(given.sums), k.times(k.sum_of(k.times(self.sentence, given.heads), self.head), given.num_queries, 2)
+        )
+
+
+class Head(HeadPlaces):
+    """The same, and a thread's room for it."""
+
+    def __init__(self, k: Emitter, shape: AttentionShape, given: AttentionPlaces, *where: Value) -> None:
+        """Where: the sentence, the head, and the thread that works at it."""
+        *sentence_and_head, thread = where
+        super().__init__(k, shape, given, *sentence_and_head)
+        self.columns = range(0, shape.width, k.lanes)
+        self.filled = self.fill_up(given.num_keys, k.lanes)
+        whole, queries = k.times(self.filled, shape.width), k.lesser(given.num_queries, k.number(QUERIES_AT_ONCE))
+        sizes = [whole] * 6 + [k.times(queries, shape.width)] * 2 + [k.times(queries, self.filled)] * 2
+        self.room = Room(*self.places_of(thread, sizes))
+
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
         """Queries or keys that share what is loaded: four at a time, then the rest. The first one, and how many."""
         k, together = self.k, TOGETHER
@@ -109,13 +133,6 @@ class Head:
             with k.loop(start, whole, together) as first:
                 yield first, together
             start, together = whole, together // 2
-
-    def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
-        """Has the same rows of the next head, which stand beside these, fetched into the cache."""
-        k, kind = self.k, self.shape.kind
-        with k.loop(0, count) as row:
-            for column in range(0, self.shape.width, 32 if kind != F32 else 16):
-                k.fetch(k.at(rows, k.sum_of(k.times(row, stride), self.shape.width + column), kind))
 
     def turn(self, rows: Value, out: Value) -> None:
         """Blocks of keys, transposed. What fills up the last block is the last key again, which nothing looks at."""
@@ -150,9 +167,7 @@ class Head:
 
     def sums_of(self, own: Queries) -> list[Value]:
         """Where each one's greatest score and normaliser stand."""
-        k = self.k
-        sums = k.times(k.sum_of(k.times(self.sentence, self.given.heads), self.head), self.given.num_queries)
-        return [k.at(k.place(self.given.sums), k.times(k.sum_of(sums, n), 2)) for n in self.numbers_of(own)]
+        return [self.k.at(self.start_of_sums(), self.k.times(n, 2)) for n in self.numbers_of(own)]
 
     def take_queries(self, own: Queries) -> None:
         queries = self.start_of(self.given.queries, self.given.num_queries, self.given.query_stride)

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 TOGETHER = 4
 # Queries whose weights and slopes are kept for the gradient.
 QUERIES_AT_ONCE = 64
+# Keys, or queries, that one of AMX's registers holds next to one another, as pairs.
+AMX_KEYS = 32
+_APART = 16 * 17  # numbers between arrays, which would begin in one and the same part of the first cache else
 
 
 class AttentionPlaces(NamedTuple):
@@ -54,9 +57,33 @@ class AttentionShape(NamedTuple):
     kind: Any
     """Of elements: F32, or I16 for bfloat16."""
     lanes: int
+    amx: bool = False
+    """Whether products are AMX's; of bfloat16, and K is a multiple of `AMX_KEYS`."""
 
 
 def room_to_attend(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
     """How many numbers of room each thread needs."""
+    if shape.amx:
+        filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
+        return sum(filled * each_key + rest for each_key, rest in amx_room(shape.width))
     filled, queries = -(-num_keys // shape.lanes) * shape.lanes, min(num_queries, QUERIES_AT_ONCE)
     return 6 * filled * shape.width + 2 * max(queries, TOGETHER) * (shape.width + filled)
+
+
+def amx_room(width: int) -> list[tuple[int, int]]:
+    """Of each array of `AmxRoom`: the numbers for each key, of which there are a multiple of `AMX_KEYS`, and more."""
+    rows, sixteen = (width // 2, 0), (16, 0)
+    columns, queries = (0, 8 * width), (0, 16 * width)
+    pairs, whole = (8, 0), (width, 0)
+    found = [
+        *[rows] * 4,
+        *[columns] * 2,
+        *[sixteen] * 2,
+        *[pairs] * 2,
+        queries,
+        (0, 16),
+        *[queries] * 2,
+        *[sixteen] * 2,
+        *[whole] * 2,
+    ]
+    return [(each_key, rest + _APART) for each_key, rest in found]

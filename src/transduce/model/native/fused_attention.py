@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transduce.model.native.amx_attention import AmxAttentionWriter
 from transduce.model.native.attention import AttentionWriter
-from transduce.model.native.attention_places import AttentionPlaces, AttentionShape, room_to_attend
+from transduce.model.native.attention_places import AMX_KEYS, AttentionPlaces, AttentionShape, room_to_attend
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
+from transduce.model.native.fused_products import own_pair_tile, pair_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile
 
@@ -90,7 +92,7 @@ def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given 
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     keyed = given.projected if given.memory is None else given.memory
-    shape = AttentionShape(inner // num_heads, KINDS[keyed.dtype], own_tile().lanes)
+    shape = attention_shape(inner // num_heads, keyed.dtype)
     room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1], num_queries), dtype=torch.float32)
     queries, keys, values = given.starts(inner)
     by_queries, by_keys, by_values = (0, 0, 0) if found is None else found.starts(inner)
@@ -116,6 +118,13 @@ def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given 
     attention_programs(shape)[name].run(*places)
 
 
+def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
+    """Of heads of this width, as this processor does best."""
+    lanes, pairs = own_tile().lanes, pair_tile()
+    takes_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
+    return AttentionShape(width, KINDS[dtype], lanes, takes_pairs and own_pair_tile().amx)
+
+
 def attention_programs(shape: AttentionShape) -> dict[str, Program]:
     """`attend` and `attend_back`."""
     return _programs(shape, own_tile())
@@ -124,5 +133,5 @@ def attention_programs(shape: AttentionShape) -> dict[str, Program]:
 @cache
 def _programs(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
     k = new_emitter("attention", tile)
-    AttentionWriter(k, shape).write()
+    (AmxAttentionWriter if shape.amx else AttentionWriter)(k, shape).write()
     return compile_programs(k, ("attend", "attend_back"))

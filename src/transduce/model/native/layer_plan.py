@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from transduce.model.native.attention_places import AttentionPlaces, AttentionShape, room_to_attend
-from transduce.model.native.emit import I16
+from transduce.model.native.attention_places import AttentionPlaces, room_to_attend
 from transduce.model.native.engine import Program, float_bits
-from transduce.model.native.fused_attention import attention_programs
+from transduce.model.native.fused_attention import attention_programs, attention_shape
 from transduce.model.native.fused_products import is_streamed, multiplier_of, product_programs, rows_filled_up
 from transduce.model.native.fused_rows import row_programs
 from transduce.model.native.step_list import Room, Spot, StepList
@@ -363,7 +362,7 @@ class _Writer:
     def _attend(self, name: str, context: Spot, gradients: tuple[Spot, Spot] | None) -> None:
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
-        kind = AttentionShape(shape.inner // shape.heads, I16, layer.tile.lanes)
+        kind = attention_shape(shape.inner // shape.heads, torch.bfloat16)
         room_each = room_to_attend(kind, keys, layer.length)
         room = self.room.take(layer.threads * room_each * _FLOAT)
         places = AttentionPlaces(
