@@ -276,8 +276,8 @@ def check_updates() -> None:
             compare([average], [averaged])
         if working is not None:
             compare([working], [master.to(torch.bfloat16)], rtol=0.01, atol=0.0)  # the interpreter cuts off
-        moved, before = master - 0.1 * first, None if average is None else average.clone()
-        update.follow_update(vectors, 0.75, first, 0.1)
+        moved, before = 0.9 * master - 0.1 * first, None if average is None else average.clone()
+        update.follow_update(vectors, 0.75, first, 0.1, 0.9)
         compare([master], [moved])
         if average is not None and before is not None:
             compare([average], [before + (moved - before) * 0.25])

@@ -241,7 +241,7 @@ class TrainingKernels(Protocol):
         """
 
     def follow_update(
-        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0
+        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
     ) -> None:
         """What follows an update by something else than Adam.
 
@@ -250,6 +250,7 @@ class TrainingKernels(Protocol):
             kept: how much of the average stays what it was.
             move: float32 or bfloat16: rate times this is taken from the masters first.
             rate: the learning rate.
+            shrink: what the masters are multiplied by before they move.
         """
 
     def suits_squares(self, matrices: Sequence[Tensor]) -> bool:

@@ -44,10 +44,11 @@ class FlatUpdate:
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
         self.masters = self._named(master, shapes)
-        self._decaying = [part for part in self.masters.values() if part.dim() > 1]
         self.average = master.clone() if settings.average_decay else None
         self._vectors = UpdatedVectors(master, gradient, self.average, working)
         self._names = [name for name in shapes if name not in matrices], [name for name in shapes if name in matrices]
+        # By Adam, and by Muon, which takes nothing else than matrices.
+        self._decaying = [[self.masters[name] for name in names if len(shapes[name]) > 1] for names in self._names]
         self._start_of_muon = start = sum(shapes[name].numel() for name in self._names[0])
         self.adam = Adam(master[:start], gradient[:start], settings)
         weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
@@ -64,15 +65,14 @@ class FlatUpdate:
         """
         clip = self.settings.clip_norm
         factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / tokens
-        if weight_decay and self._decaying:
-            torch._foreach_mul_(self._decaying, 1.0 - rate * weight_decay)
         updates = self.updates + 1
         # Of the average; at the start, where there is no past, over what there is.
         kept = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
         kernels = training_kernels()
         if kernels is not None and kernels.suits_update(self._vectors):
-            self._update_by(kernels, factor, rate, kept, updates)
+            self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), kept, updates)
             return
+        _shrink([*self._decaying[0], *self._decaying[1]], 1.0 - rate * weight_decay)
         self.gradient *= factor
         self.adam.step(rate)
         if self.muon is not None:
@@ -83,15 +83,18 @@ class FlatUpdate:
             self._vectors.working.copy_(self.master)
         self.gradient.zero_()
 
-    def _update_by(self, kernels: TrainingKernels, factor: float, rate: float, kept: float, updates: int) -> None:
+    def _update_by(
+        self, kernels: TrainingKernels, factor: float, rates: tuple[float, float], kept: float, updates: int
+    ) -> None:
         """The same in one pass, but for what Muon does."""
-        start = self._start_of_muon
+        start, (rate, shrink) = self._start_of_muon, rates
+        _shrink(self._decaying[0], shrink)
         if start:
             numbers = self.adam.numbers(factor, rate, updates)
             kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, kept)
         if self.muon is not None:
             move = self.muon.find_move(kernels, factor)
-            kernels.follow_update(self._part(slice(start, None)), kept, move, rate)
+            kernels.follow_update(self._part(slice(start, None)), kept, move, rate, shrink)
         self.adam.updates = updates
 
     def _part(self, part: slice) -> UpdatedVectors:
@@ -127,3 +130,9 @@ class FlatUpdate:
         shapes = {name: self.shapes[name] for name in names}
         parts = vector.split([shape.numel() for shape in shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _shrink(masters: list[Tensor], factor: float) -> None:
+    """Weight decay."""
+    if masters and factor != 1.0:
+        torch._foreach_mul_(masters, factor)

@@ -22,9 +22,13 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
     programs.take_momentum[_programs(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
-def follow_update(vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0) -> None:
+def follow_update(
+    vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+) -> None:
     """See `fused.TrainingKernels`."""
     has_move = move is not None
+    if shrink != 1.0:
+        vectors.master.mul_(shrink)
     programs.follow[_programs(vectors.master)](
         *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, kept,
         has_move, *_has(vectors), _BLOCK,

@@ -48,12 +48,14 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
     _programs(own_tile())["momentum"].run(*places)
 
 
-def follow_update(vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0) -> None:
+def follow_update(
+    vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+) -> None:
     """See `fused.TrainingKernels`."""
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
     nothing = AdamNumbers(*[0.0] * len(AdamNumbers._fields))._replace(rate=rate)
-    _run("follow", vectors, kept, (), nothing, move)
+    _run("follow", vectors, kept, (), nothing, move=move, shrink=shrink)
 
 
 def _run(
@@ -62,7 +64,9 @@ def _run(
     kept: float,
     moments: tuple[Tensor, ...],
     numbers: AdamNumbers,
+    *,
     move: Tensor | None = None,
+    shrink: float = 1.0,
 ) -> None:
     count, narrow = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
@@ -82,6 +86,7 @@ def _run(
         second=second,
         move=address_of(move),
         has_narrow_move=int(move is not None and move.dtype == torch.bfloat16),
+        shrink=float_bits(shrink),
         **{field: float_bits(number) for field, number in numbers._asdict().items()},
     )
     _programs(own_tile())[name].run(*places)

@@ -40,9 +40,11 @@ class UpdatePlaces(NamedTuple):
     """1 / √(1 - β2^t)."""
     epsilon: Any
     move: Any
-    """Of the masters, times the rate; 0: none. For `follow` alone, as the next."""
+    """Of the masters, times the rate; 0: none. For `follow` alone, as all below."""
     has_narrow_move: Any
     """A number: not 0 if that is bfloat16."""
+    shrink: Any
+    """What masters that move are multiplied by before."""
 
 
 class MomentumPlaces(NamedTuple):
@@ -126,9 +128,10 @@ class UpdateWriter:
             self._put(master, given.working, number, inside, I16)
 
     def _take(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
-        """Masters, less a move."""
+        """Masters times a number, less a move."""
         k = self.k
-        master = k.variable(self._get(given.master, number, inside))
+        known = self._get(given.master, number, inside)
+        master, shrunk = k.variable(known), k.build.fmul(known, self._real(given.shrink))
         rate = k.build.fsub(k.splat(0.0), self._real(given.rate))
         has_move, is_narrow = (
             k.build.icmp_signed("!=", each, k.number(0)) for each in (given.move, given.has_narrow_move)
@@ -137,7 +140,7 @@ class UpdateWriter:
             for branch, kind in ((narrow, I16), (wide, F32)):
                 with branch:
                     move = k.load_wide(k.place(given.move), number, kind, inside=inside)
-                    moved = k.madd(rate, move, k.get(master, move))
+                    moved = k.madd(rate, move, shrunk)
                     k.store(moved, master)
                     self._put(moved, given.master, number, inside)
         return k.get(master, rate)
