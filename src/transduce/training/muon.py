@@ -28,9 +28,9 @@ _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
 # for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
-# Of matrices that are made orthogonal at a time, about: on a CPU enough for the products to be large; on a GPU, which
-# takes longer to be asked than to multiply, most of a model, whose room is small beside that of a step.
-_MOST_ELEMENTS, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 26
+# Of matrices that are made orthogonal at a time, about: on a CPU some for each thread; on a GPU, which takes longer to be
+# asked than to multiply, most of a model, whose room is small beside that of a step.
+_MOST_ELEMENTS, _MOST_ELEMENTS_OF_THREAD, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 21, 1 << 26
 
 # A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
@@ -132,6 +132,8 @@ class Muon:
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
         most = _MOST_ELEMENTS if master.device.type == "cpu" else _MOST_ELEMENTS_OF_GPU
+        if master.device.type == "cpu" and gather is None and self._processes.count == 1:  # or they had to agree
+            most = max(most, _MOST_ELEMENTS_OF_THREAD * torch.get_num_threads())
         self._groups = _some_at_a_time(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:

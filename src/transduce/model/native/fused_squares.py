@@ -37,7 +37,9 @@ def make_orthogonal(
         raise ValueError("matrices have one shape, and there are three polynomials")
     rows, columns = matrices[0].shape
     room_bytes = _BYTES * (2 * rows * columns + SQUARES * min(rows, columns) ** 2)
-    room = torch.empty(torch.get_num_threads() * room_bytes, dtype=torch.uint8)
+    threads = torch.get_num_threads()
+    rooms = threads if len(matrices) >= threads else 1  # fewer matrices are made by all threads together
+    room = torch.empty(rooms * room_bytes, dtype=torch.uint8)
     addresses, done = np.array([each.data_ptr() for each in matrices], np.int64), np.zeros(len(matrices), np.int64)
     coefficients = np.array(polynomials, np.float32)
     places = SquarePlaces(
