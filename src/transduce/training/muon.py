@@ -28,8 +28,8 @@ _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
 # for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
-# Of matrices that are made orthogonal at a time, about: on a CPU some for each thread; on a GPU, which takes longer to be
-# asked than to multiply, most of a model, whose room is small beside that of a step.
+# Of matrices that are made orthogonal at a time, about: on a CPU some for each thread; on a GPU, which takes longer to
+# be asked than to multiply, most of a model, whose room is small beside that of a step.
 _MOST_ELEMENTS, _MOST_ELEMENTS_OF_THREAD, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 21, 1 << 26
 
 # A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
