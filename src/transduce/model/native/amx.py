@@ -78,7 +78,7 @@ def configure(k: Emitter, *, halves: bool = False) -> None:
 
     With halves, the last but one has rows of 32 bytes, and the last one 8 rows: for products of half as many pairs.
     """
-    name = "amx_configuration"
+    name = "amx_configuration_of_halves" if halves else "amx_configuration"
     if not k.has(name):
         row_bytes, rows = [REGISTER_BYTES] * 8, [REGISTER_ROWS] * 8
         if halves:
