@@ -203,16 +203,7 @@ class SquareWriter:
             of_other, of_product, diagonal, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack_transposed(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            made = Product(
-                left=k.place(left),
-                rows=rows,
-                panels=k.place(packed),
-                columns=rows,
-                pairs=k.build.sdiv(columns, k.number(2)),
-                out=out,
-                ending="mix",
-                values=(other, of_other, of_product),
-            )
+            made = self._product((left, packed, out), (rows, columns, rows), (other, of_other, of_product))
             self.multiplier.multiply_lower(made, thread, threads)
             k.barrier(threads)
             self._mirror(k.place(out), rows, diagonal, thread, threads)
@@ -227,18 +218,23 @@ class SquareWriter:
             of_other, of_product, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            made = Product(
-                left=k.place(left),
-                rows=rows,
-                panels=k.place(packed),
-                columns=columns,
-                pairs=k.build.sdiv(rows, k.number(2)),
-                out=right,
-                ending="mix",
-                values=(other, of_other, of_product),
-            )
+            made = self._product((left, packed, right), (rows, rows, columns), (other, of_other, of_product))
             self.multiplier.multiply(made, thread, threads)
             k.barrier(threads)
+
+    def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Product:
+        """Of rows by panels, to rows; so many rows, columns at the left, and columns of the result."""
+        k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
+        return Product(
+            left=k.place(left),
+            rows=rows,
+            panels=k.place(packed),
+            columns=columns,
+            pairs=k.build.sdiv(inner, k.number(2)),
+            out=out,
+            ending="mix",
+            values=mixture,
+        )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
