@@ -5,38 +5,38 @@ scores, are rounded to bfloat16 for the products that follow, as between any two
 Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native import amx
 from transduce.model.native.amx_head import ROWS, AmxHead
-from transduce.model.native.attention_places import AMX_KEYS, AttentionPlaces, AttentionShape
+from transduce.model.native.attention import AttentionWriter
+from transduce.model.native.attention_places import AMX_KEYS, AttentionShape
 from transduce.model.native.emit import F32, I16, I32, Emitter, Value
-from transduce.model.native.engine import program
 from transduce.model.native.rows import exponential
 
 _NEVER = float("-inf")
 
 
-class AmxAttentionWriter:
+class AmxAttentionWriter(AttentionWriter):
     """Writes the programs `attend` and `attend_back`."""
 
     def __init__(self, k: Emitter, shape: AttentionShape) -> None:
-        self.k = k
-        self.shape = shape
+        super().__init__(k, shape)
         k.features |= {"amx-tile", "amx-bf16"}
 
     def write(self) -> None:
         """Both."""
-        k = self.k
         for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
-            with program(k, name, len(AttentionPlaces._fields)) as (numbers, thread, threads):
-                given = AttentionPlaces(*numbers)
-                amx.configure(k, halves=True)
-                first, last = k.share(k.times(given.batch, given.heads), thread, threads)
-                with k.loop(first, last) as number:
-                    sentence, head = k.build.sdiv(number, given.heads), k.build.srem(number, given.heads)
-                    work(k, self.shape, given, sentence, head, thread).write()
-                amx.release(k)
+            self._write(name, work)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        amx.configure(self.k, halves=True)
+        yield
+        amx.release(self.k)
 
 
 class _Contexts(AmxHead):
@@ -54,7 +54,7 @@ class _Contexts(AmxHead):
     def _attend(self, first: Value) -> None:
         k, given, room = self.k, self.given, self.room
         queries = self.start_of(given.queries, given.num_queries, given.query_stride)
-        count, limit = k.lesser(k.build.sub(given.num_queries, first), k.number(ROWS)), self.limit_of(first)
+        count, limit = self.count_from(first, ROWS), self.limit_of(first)
         self.turn(queries, given.query_stride, first, room.query_columns)
         self.multiply_rows(limit, (self.keys, room.query_columns, room.scores))
         greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.width**-0.5))
@@ -130,7 +130,7 @@ class _Gradients(AmxHead):
     def _take(self, start: Value) -> None:
         """32 queries and the gradients by their contexts, interleaved; none has weighed a key yet."""
         k, room = self.k, self.room
-        count = self._count_from(start)
+        count = self.count_from(start, AMX_KEYS)
         for (rows, stride), out in ((self.queries, room.query_pairs), (self.outer, room.outer_pairs)):
             self.interleave(k.at(rows, k.times(start, stride), I16), stride, count, out)
         with k.loop(0, self.fill_up(self.given.num_keys, ROWS)) as key:
@@ -196,12 +196,8 @@ class _Gradients(AmxHead):
         pairs = self.turn_weights(self.limit_of(first))
         self.add_up(room.turned, k.times(self.filled, 2), room.key_pairs, pairs, room.made, fresh=_yes())
         out = self.start_of(given.query_gradient, given.num_queries, given.query_stride)
-        count = k.lesser(k.build.sub(given.num_queries, first), k.number(ROWS))
+        count = self.count_from(first, ROWS)
         self.give(room.made, count, k.at(out, k.times(first, given.query_stride), I16), given.query_stride)
-
-    def _count_from(self, start: Value) -> Value:
-        """How many of 32 queries there are."""
-        return self.k.lesser(self.k.build.sub(self.given.num_queries, start), self.k.number(AMX_KEYS))
 
     def _by_keys(self, start: Value) -> None:
         """What 32 queries from one on add to the gradients by keys and by values."""
@@ -219,7 +215,7 @@ class _Gradients(AmxHead):
                     k.at(left, k.times(key, k.lanes), I32),
                     k.number(amx.REGISTER_BYTES),
                     pairs,
-                    self.pairs_of(self._count_from(start)),
+                    self.pairs_of(self.count_from(start, AMX_KEYS)),
                     k.at(out, k.times(key, self.width)),
                     fresh=k.build.or_(fresh, is_new),
                 )

@@ -177,6 +177,10 @@ class AmxHead(HeadPlaces):
 
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
+    def count_from(self, first: Value, most: int) -> Value:
+        """How many queries there are from one on, of so many at most."""
+        return self.k.lesser(self.k.build.sub(self.given.num_queries, first), self.k.number(most))
+
     def limit_of(self, first: Value) -> Value:
         """How many keys some of sixteen queries may attend to."""
         k = self.k

@@ -7,7 +7,10 @@ kept, so that each sum over queries or keys is taken in registers.
 Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 from transduce.model.native.attention_head import Head, Queries
 from transduce.model.native.attention_places import QUERIES_AT_ONCE, AttentionPlaces, AttentionShape
@@ -27,14 +30,24 @@ class AttentionWriter:
 
     def write(self) -> None:
         """Both."""
-        k = self.k
         for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
-            with program(k, name, len(AttentionPlaces._fields)) as (numbers, thread, threads):
-                given = AttentionPlaces(*numbers)
+            self._write(name, work)
+
+    def _write(self, name: str, work: Any) -> None:
+        """A program that does its work for each head of each sentence."""
+        k = self.k
+        with program(k, name, len(AttentionPlaces._fields)) as (numbers, thread, threads):
+            given = AttentionPlaces(*numbers)
+            with self._prepared():
                 first, last = k.share(k.times(given.batch, given.heads), thread, threads)
                 with k.loop(first, last) as number:
                     sentence, head = k.build.sdiv(number, given.heads), k.build.srem(number, given.heads)
                     work(k, self.shape, given, sentence, head, thread).write()
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """What a thread does before its heads and after them: nothing."""
+        yield
 
 
 class _Contexts(Head):
