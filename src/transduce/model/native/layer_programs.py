@@ -19,6 +19,7 @@ from transduce.model.stack import each_layer
 def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
     """An encoder; then the memory's keys and values for each layer of the decoder."""
     config, heads, k = model.config, w.heads, w.k
+    w.embed_runs(model.source_embedding, model.source_weight)
     projected = heads.queries + 2 * heads.keys
     for layer in each_layer(model.encoder_layers, config.num_encoder_layers):
         assert isinstance(layer, EncoderLayer)
@@ -66,6 +67,7 @@ def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabular
 
 def write_prompts(w: ModelWriter, model: PackedDecoder) -> None:
     """A decoder's last layer at all pieces of prompts, whose keys and values become the first entries of the pool."""
+    w.embed_runs(model.embedding, model.source_weight)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
         _self_attention(w, number, layer, ("run", "run"), _run(w))
         _feed_forward(w, layer)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.native.activations import write_scaling
@@ -17,9 +18,10 @@ from transduce.model.native.linear import NativeLinear, NativeVocabulary
 from transduce.model.native.lines import write_refining
 from transduce.model.native.model_writer import ModelWriter, Places, Weights
 from transduce.model.native.position_tables import GrowingTables, write_turning
-from transduce.model.native.rows import Heads, write_embedding, write_norms
+from transduce.model.native.rows import Heads, write_embedding, write_embedding_of_runs, write_norms
 from transduce.model.native.tile import Tile
 from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedSelfAttention, PackedTransformer
+from transduce.model.stack import StackPositions
 
 _TYPES = {torch.float16: F16, torch.float32: F32}
 # What `ModelWriter` and `GrowingTables` know; another scheme would be left out of what is computed.
@@ -96,6 +98,7 @@ class ModelPrograms:
         k = new_emitter("model", output.tile)
         write_refining(k, output.tile.vectors)
         write_embedding(k, is_ragged=is_ragged)
+        write_embedding_of_runs(k)
         write_norms(k)
         write_scaling(k)
         write_turning(k, self.heads, interleaved=config.positions == "rotary-interleaved")
@@ -138,21 +141,21 @@ def _writers(
 
 def _position_tables(model: PackedTransformer | PackedDecoder) -> tuple[GrowingTables, GrowingTables]:
     """Those of what is read, and of steps."""
-    config = model.config
-    most = config.max_positions if config.positions == "learned" else 2**31
     if isinstance(model, PackedDecoder):
-        add, positions = model.embedding.positions, model.positions
-    else:
-        add, positions = model.target_embedding.positions, model.decoder_positions
+        of_steps = _tables(model.embedding, model.positions, model.config)
+        return of_steps, of_steps
+    return (
+        _tables(model.source_embedding, model.encoder_positions, model.config),
+        _tables(model.target_embedding, model.decoder_positions, model.config),
+    )
 
+
+def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
     def added(count: int) -> Tensor:
-        table: Tensor = add(torch.zeros(1, count, config.d_model))[0]
+        table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]
         return table
 
-    of_steps = GrowingTables(positions, added, most)
-    if isinstance(model, PackedDecoder):
-        return of_steps, of_steps
-    return GrowingTables(model.encoder_positions, None, most), of_steps
+    return GrowingTables(positions, added, config.max_positions if config.positions == "learned" else 2**31)
 
 
 _PROGRAMS: WeakKeyDictionary[nn.Module, ModelPrograms | None] = WeakKeyDictionary()

@@ -32,7 +32,7 @@ class Places(NamedTuple):
     weights: Any
     """The addresses of the model's weights: `ModelPrograms.weights`."""
     x: Any
-    """The embedded pieces, (N, D); what becomes of them ends up here."""
+    """Room for (N, D): what becomes of the pieces ends up here."""
     normed: Any
     """Room for (N, D)."""
     rounded: Any
@@ -69,6 +69,10 @@ class Places(NamedTuple):
     """What is added to scores at distance 0, of (H, distances)."""
     near_stride: Any
     """A number: from one head's to the next one's."""
+    added: Any
+    """What is added to embeddings at each position, (positions, D)."""
+    ids: Any
+    """The pieces that are read, or the newest ones, int64 (N,)."""
     used: Any
     """A number: entries in use; the step's own follow. From here on the step's alone."""
     lists: Any
@@ -77,10 +81,6 @@ class Places(NamedTuple):
     """A number: from one row's list to the next."""
     length: Any
     """A number: entries of each list."""
-    ids: Any
-    """The newest pieces, int64 (N,)."""
-    added: Any
-    """What is added to embeddings at each position, (positions, D)."""
     logits: Any
     """Room for (N, V), V in whole blocks."""
 
@@ -150,6 +150,16 @@ class ModelWriter:
             places.counts,
             *self.share,
         )
+        k.barrier(self.share[1])
+        if embedding.norm is not None:
+            self.norm(embedding.norm, places.x, places.x)
+
+    def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
+        """All pieces that are read, in runs."""
+        k, places = self.k, self.places
+        sizes = self.numbers.rows, k.number(self.config.d_model)
+        table = self.weight(weight), k.real(embedding.scale), places.added
+        k.call("embed_run", places.ids, *sizes, *table, places.x, places.firsts, *self.share)
         k.barrier(self.share[1])
         if embedding.norm is not None:
             self.norm(embedding.norm, places.x, places.x)

@@ -23,6 +23,12 @@ class Pool:
         self.entries = torch.empty(layers, more + _room_for(rows), width, dtype=dtype)
         self.used = 0
 
+    def expect(self, count: int) -> None:
+        """So many entries: there is room for them before the first one comes. Memory is taken as they are written."""
+        if not self.used and not self.has_room(count):
+            layers, _, width = self.entries.shape
+            self.entries = self.entries.new_empty(layers, count, width)
+
     def has_room(self, count: int) -> bool:
         """Whether so many fit in."""
         return self.used + count <= self.entries.shape[1]

@@ -40,7 +40,7 @@ class PositionTables(NamedTuple):
 class GrowingTables:
     """The tables of an encoder or of a decoder; they grow as longer sequences come."""
 
-    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor] | None, most: int) -> None:
+    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], most: int) -> None:
         """With what makes (T, D), which is to be added to embeddings; at most so many positions."""
         self._positions = positions
         self._add = add
@@ -57,9 +57,7 @@ class GrowingTables:
 
     def _make(self, count: int) -> PositionTables:
         rotary, relative = self._positions.rotary, self._positions.relative
-        added = turns = near = torch.empty(0, 0)
-        if self._add is not None:
-            added = self._add(count)
+        added, turns, near = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)
             turns = torch.cat([rotation.cosine, rotation.sine], dim=1)

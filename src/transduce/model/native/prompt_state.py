@@ -26,8 +26,7 @@ class NativePromptState(NativeSteps):
         present = places < lengths[:, None]
         self.counts = 1 + places[present]  # (N,)
         self.firsts = torch.tensor(starts).repeat_interleave(lengths)  # (N,)
-        x = model.embedding(prompt_ids, model.source_weight)[present]  # (N, D)
-        self.read(x)
+        x = self.read(prompt_ids[present])  # (N, D)
         self.pool.used, self.position = pieces, self.longest_source
         self.counts = lengths.clone()  # (B × W,), of the pieces until now
         # Each row's entries, and what has no meaning behind.

@@ -53,11 +53,27 @@ def write_embedding(k: Emitter, *, is_ragged: bool) -> None:
             number = k.build.trunc(k.sum_of(entry, row), I32)
             position = k.sum_of(k.load(k.at(counts, row, I64), I64), -1) if is_ragged else k.number(0)
             k.store(number, k.at(lists, k.sum_of(k.times(row, list_stride), position), I32))
-            here = k.at(table, k.times(k.load(k.at(ids, row, I64), I64), width))
-            there, term = k.at(x, k.times(row, width)), k.at(added, k.times(position, width))
-            with k.loop(0, width, k.lanes) as column:
-                value = k.madd(k.load_floats(here, column), k.splat(scale), k.load_floats(term, column))
-                k.store(value, k.at(there, column))
+            _embed_row(k, (ids, row, width, table, scale, x), k.at(added, k.times(position, width)))
+
+
+def write_embedding_of_runs(k: Emitter) -> None:
+    """`embed_run(ids, N, D, table, scale, added, x, firsts, thread, threads)`: row n is at position n - firsts[n]."""
+    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
+    with k.function("embed_run", *kinds) as (ids, rows, width, table, scale, added, x, firsts, *share):
+        first, last = k.share(rows, *share)
+        with k.loop(first, last) as row:
+            position = k.build.sub(row, k.load(k.at(firsts, row, I64), I64))
+            _embed_row(k, (ids, row, width, table, scale, x), k.at(added, k.times(position, width)))
+
+
+def _embed_row(k: Emitter, given: tuple[Value, ...], added: Value) -> None:
+    """A piece's row of the table times a number, plus what is added."""
+    ids, row, width, table, scale, x = given
+    here = k.at(table, k.times(k.load(k.at(ids, row, I64), I64), width))
+    there = k.at(x, k.times(row, width))
+    with k.loop(0, width, k.lanes) as column:
+        value = k.madd(k.load_floats(here, column), k.splat(scale), k.load_floats(added, column))
+        k.store(value, k.at(there, column))
 
 
 def write_norms(k: Emitter) -> None:

@@ -14,6 +14,7 @@ from transduce.model.native.arena import Arena
 from transduce.model.native.crew import run_watched
 from transduce.model.native.engine import Program
 from transduce.model.native.model_writer import Places
+from transduce.model.native.pool import ROOM
 from transduce.model.native.reductions import SelectPlaces, room_to_select
 from transduce.model.native.search_program import SearchPlaces, search_program
 from transduce.model.native.state import NativeState
@@ -46,6 +47,9 @@ class NativeSearch:
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._rough = Arena(self._rough_arrays())
         self._addresses = self._zeroed.addresses | self._rough.addresses
+        # Of a beam most entries are dropped again; greedily all are kept, and a target is about as long as its source.
+        steps = ROOM if bounds.beam_size > 1 else min(self.room, state.longest_source + ROOM)
+        state.pool.expect(self.rows * steps)
         self.tables = state.programs.step_positions.until(0)
         self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
@@ -153,7 +157,8 @@ class NativeSearch:
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """At most so many hypotheses of the sentence at this place, best first."""
         numbers, first = self._zeroed.numbers, place * self.slots
-        pieces, values = self._rough.tensor("found_pieces")[place], self._rough.tensor("found_values")[place]
+        # Views of NumPy, which are made in a fifth of the time of PyTorch's.
+        pieces, values = (self._rough.tensor(name).numpy()[place] for name in ("found_pieces", "found_values"))
         found = []
         for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
             length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]

@@ -74,7 +74,7 @@ class NativeSteps:
             self.logits_room = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
         tables = self.programs.step_positions.until(self.position)
-        self._run(x, tables, pieces.contiguous())
+        self._run(x, tables, pieces.contiguous(), is_step=True)
         self.position += 1
         self.pool.used += rows
         return x, self.logits_room[:rows, : self.output.outputs]
@@ -92,11 +92,13 @@ class NativeSteps:
         own = rows[:, None] * self.width + torch.arange(self.width)
         self.select_rows(own.flatten(), self.width)
 
-    def read(self, x: Tensor) -> None:
-        """What is given, embedded, (N, D); x changes."""
+    def read(self, ids: Tensor) -> Tensor:
+        """What is given, (N,): what becomes of it, (N, D)."""
+        x = torch.empty(len(ids), self.programs.d_model)
         tables = self.programs.read_positions.until(self.longest_source - 1)
-        self._run(x, tables, None)
+        self._run(x, tables, ids, is_step=False)
         self.scratch = None  # a step needs less
+        return x
 
     def _make_room(self, rows: int) -> None:
         """For one more step of so many rows."""
@@ -110,11 +112,11 @@ class NativeSteps:
         """How many of them attention has room for: those of each thread, and a vector more."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MOST_LANES)
 
-    def _run(self, x: Tensor, tables: PositionTables, ids: Tensor | None) -> None:
-        """A step with these newest pieces or, without them, what is read; x (N, D) changes."""
+    def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
+        """A step with these newest pieces, or what is read; x (N, D) changes."""
         programs, rows, scores = self.programs, x.shape[0], self._scores()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(programs, rows, 2 * scores if ids is not None else scores)
+            self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
         places = Places(
             rows=rows,
             weights=programs.weights.data_ptr(),
@@ -128,11 +130,11 @@ class NativeSteps:
             lists=self.lists.data_ptr(),
             list_stride=self.lists.shape[1],
             length=self.position + 1,
-            ids=0 if ids is None else ids.data_ptr(),
+            ids=ids.data_ptr(),
             **tables.addresses(),
-            logits=0 if ids is None else self.logits_room.data_ptr(),
+            logits=self.logits_room.data_ptr() if is_step else 0,
         )
-        program, work = (programs.read, programs.read_work) if ids is None else (programs.step, programs.step_work)
+        program, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
         run_watched(program, places, rows * work)
 
 
