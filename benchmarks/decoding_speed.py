@@ -76,6 +76,8 @@ SIZES = {
 DEEP_SHALLOW = "512, 12+1"
 SIZES[DEEP_SHALLOW] = SIZES["512"]._replace(layers=(12, 1))
 OWN_FORMS = ("auto", "fp32", "int8")
+FAST_FORMS = ("auto", "int8")  # of ours, and CTranslate2's
+SKIPPED = ("quality", "transformers", "slow")
 
 
 class Device(NamedTuple):
@@ -244,7 +246,8 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             name = f"{where}, {what}, one sentence, {title}"
             rows.append(row_beside(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
         # Whatever is fastest, people take what is chosen for them, or nothing rounded.
-        for form in ("auto", "fp32"):
+        asked = {contender.form for contender, _ in answers if contender.engine == "transduce"}
+        for form in (each for each in ("auto", "fp32") if each in asked):
             name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
             rows.append(row_beside(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
             own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
@@ -295,7 +298,7 @@ def main() -> int:
     options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
     options.add_argument("--minutes", type=float, help="of training each model")
     options.add_argument("--processor-time", action="store_true", help="seconds of the processor, not of the clock")
-    options.add_argument("--skip", nargs="*", choices=("quality", "transformers"), default=[])
+    options.add_argument("--skip", nargs="*", choices=SKIPPED, default=[], help="slow: all but `auto` and int8")
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
     said = options.parse_args()
     print(machine(), file=sys.stderr)
@@ -331,6 +334,8 @@ def run_all(
     device = DEVICES[said.device]
     several = threads if said.device == "cpu" and said.threads is None else 1
     wanted = [each for each in device.contenders(several) if each.engine != skipped]
+    if "slow" in said.skip:
+        wanted = [each for each in wanted if each.engine == "Hugging Face" or each.form in FAST_FORMS]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = load(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"

@@ -1,11 +1,17 @@
-"""The best matrix product among a model's own shapes: what training_speed.py holds a whole step against."""
+"""The best matrix product among a model's own shapes: what training_speed.py holds a whole step against.
+
+    python benchmarks/training_ceiling.py cpu 512 2048 8000 4096    # width, inner width, vocabulary, rows: operations/s
+
+A process of its own, so that libraries may be held to some instructions.
+"""
 
 import statistics
+import sys
 import time
 
 import torch
 
-from transduce.runtime.machine import Machine
+from transduce.runtime.machine import Machine, detect_machine
 
 
 def ceiling(d_model: int, d_ff: int, vocabulary_size: int, rows: int, machine: Machine) -> float:
@@ -36,3 +42,8 @@ def wait(device: str) -> None:
     """Until a GPU has done everything."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    d_model, d_ff, vocabulary_size, rows = map(int, sys.argv[2:])
+    print(ceiling(d_model, d_ff, vocabulary_size, rows, detect_machine(sys.argv[1])))

@@ -30,7 +30,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from environments import peer_python
 from report import Row, data_folder, machine, parser, report
-from training_ceiling import ceiling
 from training_worker import CHOSEN, Work
 
 from transduce.data.batches import BatchPlan
@@ -287,7 +286,6 @@ def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, on_gpu: b
     best = max(honest, key=lambda name: honest[name].target_rate)
     has_amx = isa == "all" and detect_machine("cpu").amx
     marian_bar = 2.0 if on_gpu or has_amx else 1.15
-    where = size.name if isa == "all" else f"{size.name}, {isa}"
     for name, peer in measured.items():
         if name == "transduce":
             continue
@@ -295,7 +293,7 @@ def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, on_gpu: b
         ratio = ours / peer.target_rate
         rows.append(
             Row(
-                f"training, {where}",
+                f"training, {_where(size, isa)}",
                 ours,
                 "target tokens/s",
                 peer=name,
@@ -308,12 +306,19 @@ def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, on_gpu: b
     return rows
 
 
-def measure_ceiling(size: Size, machine_here: Machine) -> float:
-    """Of a size's own products."""
-    return ceiling(size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens, machine_here)
+def _where(size: Size, isa: str) -> str:
+    return size.name if isa == "all" else f"{size.name}, {isa}"
 
 
-def ceiling_row(size: Size, work: Work, ours: Measured, best: float, *, judged: bool) -> Row:
+def measure_ceiling(size: Size, isa: str, device: str) -> float:
+    """Of a size's own products, by these instructions."""
+    shape = (size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens)
+    command = [sys.executable, str(Path(__file__).with_name("training_ceiling.py")), device, *map(str, shape)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **ISA[isa]})
+    return float(found.stdout)
+
+
+def ceiling_row(size: Size, isa: str, work: Work, ours: Measured, best: float, *, judged: bool) -> Row:
     """The share of the best matrix product that the whole step reaches.
 
     6 operations for every parameter and token: the encoder's with the source's, the decoder's and the projection's with
@@ -324,9 +329,9 @@ def ceiling_row(size: Size, work: Work, ours: Measured, best: float, *, judged: 
     on_target = size.num_layers * (6 * square + 2 * wide) + work.vocabulary_size * size.d_model
     done = 6 * (on_source * ours.source_rate + on_target * ours.target_rate)
     share = done / best
-    bar = size.ceiling_bar if judged else None
+    bar = size.ceiling_bar if judged and isa == "all" else None
     return Row(
-        f"training, {size.name}, arithmetic",
+        f"training, {_where(size, isa)}, arithmetic",
         done / 1e12,
         "TFLOP/s",
         peer="the best matrix product among the model's shapes",
@@ -418,13 +423,13 @@ def main() -> int:
             count = GPU_BATCHES if said.device == "cuda" else 24 if said.quick else 64
             batches = write_batches(folder, count, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
-            asks_ceiling = isa == "all" and "ceiling" not in said.skip
-            best = measure_ceiling(size, here) if asks_ceiling else 0.0
+            asks_ceiling = "ceiling" not in said.skip
+            best = measure_ceiling(size, isa, said.device) if asks_ceiling else 0.0
             measured = measure_size(said, size, work, isa, turns)
             rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
             if asks_ceiling:  # before and after, as machines are not always as fast
-                best = max(best, measure_ceiling(size, here))
-                rows.append(ceiling_row(size, work, measured["transduce"], best, judged=not said.quick))
+                best = max(best, measure_ceiling(size, isa, said.device))
+                rows.append(ceiling_row(size, isa, work, measured["transduce"], best, judged=not said.quick))
             rows += hours_rows(size, measured["transduce"])
             if said.device == "cuda":
                 rows.append(peak_row(size, measured))

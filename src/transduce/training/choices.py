@@ -22,8 +22,8 @@ _ASCENDING = ("tiny", "small", "base", "big")
 _PIECES_A_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
-_PART_NUMBERS = 2**19  # target tokens × d_model
-_SMALLEST_PART = 1_024  # target tokens
+_PART_NUMBERS = 2**20  # target tokens × d_model
+_SMALLEST_PART = 2_048  # target tokens
 _EPOCHS_OF_USUAL_DROPOUT = 60
 
 
@@ -156,12 +156,12 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
 
 
 def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, device: str) -> Choice[int]:
-    """On a CPU so many parts that each has at most 2^19 / d_model target tokens, 1,024 at 512, but never fewer than
-    1,024: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
-    (docs/benchmarks.md). In bfloat16 a part has four times as many tokens, as a token takes less room and what each
+    """On a CPU so many parts that each has at most 2^20 / d_model target tokens, 2,048 at 512, but never fewer than
+    2,048: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
+    (docs/benchmarks.md). In bfloat16 a part has twice as many tokens, as a token takes less room and what each
     part costs a larger share of the time. A GPU takes a step at once.
     """
-    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (4 if precision == "bf16" else 1)
+    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (2 if precision == "bf16" else 1)
     if device.startswith("cuda") or batch_tokens <= most:
         return Choice(1, "a step at once")
     return Choice(-(-batch_tokens // most), f"at most {most:,} tokens at once, for less memory")
