@@ -587,8 +587,8 @@ def test_large_steps_of_wide_models_are_taken_in_parts(
 ) -> None:
     wide = toy_settings | {"model.d_model": 512, "training.batch_tokens": 4_096}
     for settings, line in (
-        (wide, r"training.accumulate +4  at most 1,024 tokens at once, for less memory"),
-        (wide | {"training.accumulate": 2}, r"training.accumulate +2  as you said"),
+        (wide, r"training.accumulate +2  at most 2,048 tokens at once, for less memory"),
+        (wide | {"training.accumulate": 3}, r"training.accumulate +3  as you said"),
     ):
         train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
         assert re.search(line, capsys.readouterr().err)
