@@ -93,7 +93,15 @@ class NativeSteps:
         self.select_rows(own.flatten(), self.width)
 
     def read(self, ids: Tensor) -> Tensor:
-        """What is given, (N,): what becomes of it, (N, D)."""
+        """What is given, (N,): what becomes of it, (N, D).
+
+        Raises:
+            IndexError: a piece that the vocabulary has not; machine code would read past it.
+        """
+        least, greatest = (int(each) for each in ids.aminmax())
+        size = len(self.model.source_weight)
+        if least < 0 or greatest >= size:
+            raise IndexError(f"pieces are numbered from 0 to {size - 1}, but one is {least if least < 0 else greatest}")
         x = torch.empty(len(ids), self.programs.d_model)
         tables = self.programs.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
