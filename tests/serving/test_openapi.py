@@ -72,7 +72,8 @@ def test_generated_requests_are_answered_as_the_document_says(live: Any, load_be
     fuzz = load_benchmark("serving_fuzz")
     statuses, findings = fuzz.fuzz(live.url, 150)
     assert findings == []
-    assert set(statuses) == {200, 400, 404}
+    # Hypothesis draws constants from whatever modules are imported, too: which requests come depends on other tests.
+    assert {200, 400} <= set(statuses) <= {200, 400, 404}
     assert statuses[200] > 40  # others have a wrong value among many right ones
     _, damaged = fuzz.mutate(live.url, 60)
     assert damaged == []
