@@ -76,7 +76,6 @@ SIZES = {
 DEEP_SHALLOW = "512, 12+1"
 SIZES[DEEP_SHALLOW] = SIZES["512"]._replace(layers=(12, 1))
 OWN_FORMS = ("auto", "fp32", "int8")
-FAST_FORMS = ("auto", "int8")  # of ours, and CTranslate2's
 SKIPPED = ("quality", "transformers", "slow")
 
 
@@ -246,8 +245,9 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             name = f"{where}, {what}, one sentence, {title}"
             rows.append(row_beside(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
         # Whatever is fastest, people take what is chosen for them, or nothing rounded.
-        asked = {contender.form for contender, _ in answers if contender.engine == "transduce"}
-        for form in (each for each in ("auto", "fp32") if each in asked):
+        for form in ("auto", "fp32"):
+            if not any((contender.engine, contender.form) == ("transduce", form) for contender, _ in answers):
+                continue
             name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
             rows.append(row_beside(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
             own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
@@ -301,6 +301,8 @@ def main() -> int:
     options.add_argument("--skip", nargs="*", choices=SKIPPED, default=[], help="slow: all but `auto` and int8")
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
     said = options.parse_args()
+    if "slow" in said.skip and said.device != "cpu":
+        options.error("--skip slow is for a CPU: leave it out, or say --device cpu")
     print(machine(), file=sys.stderr)
     threads = detect_machine("cpu", said.threads).threads
     clock = "processor_" if said.processor_time else ""
@@ -332,10 +334,10 @@ def run_all(
     python, threads = peers
     skipped = "Hugging Face" if "transformers" in said.skip else None
     device = DEVICES[said.device]
+    if "slow" in said.skip:
+        device = device._replace(own=("auto", "int8"), ctranslate2=("int8",))
     several = threads if said.device == "cpu" and said.threads is None else 1
     wanted = [each for each in device.contenders(several) if each.engine != skipped]
-    if "slow" in said.skip:
-        wanted = [each for each in wanted if each.engine == "Hugging Face" or each.form in FAST_FORMS]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = load(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"

@@ -314,7 +314,7 @@ def measure_ceiling(size: Size, isa: str, device: str) -> float:
     """Of a size's own products, by these instructions."""
     shape = (size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens)
     command = [sys.executable, str(Path(__file__).with_name("training_ceiling.py")), device, *map(str, shape)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **ISA[isa]})
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **ISA[isa]})
     return float(found.stdout)
 
 

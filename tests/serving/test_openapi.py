@@ -70,10 +70,10 @@ def test_references_have_a_target(spec: Any) -> None:
 def test_generated_requests_are_answered_as_the_document_says(live: Any, load_benchmark: Any) -> None:
     """A small form of benchmarks/serving_fuzz.py."""
     fuzz = load_benchmark("serving_fuzz")
-    statuses, findings = fuzz.fuzz(live.url, 150)
+    # Hypothesis draws constants of whatever modules are imported, too: of few requests none may be a 404.
+    statuses, findings = fuzz.fuzz(live.url, 400)
     assert findings == []
-    # Hypothesis draws constants from whatever modules are imported, too: which requests come depends on other tests.
-    assert {200, 400} <= set(statuses) <= {200, 400, 404}
+    assert set(statuses) == {200, 400, 404}
     assert statuses[200] > 40  # others have a wrong value among many right ones
     _, damaged = fuzz.mutate(live.url, 60)
     assert damaged == []

@@ -150,9 +150,7 @@ class ModelWriter:
             places.counts,
             *self.share,
         )
-        k.barrier(self.share[1])
-        if embedding.norm is not None:
-            self.norm(embedding.norm, places.x, places.x)
+        self._norm_embedded(embedding)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
         """All pieces that are read, in runs."""
@@ -160,9 +158,13 @@ class ModelWriter:
         sizes = self.numbers.rows, k.number(self.config.d_model)
         table = self.weight(weight), k.real(embedding.scale), places.added
         k.call("embed_run", places.ids, *sizes, *table, places.x, places.firsts, *self.share)
-        k.barrier(self.share[1])
+        self._norm_embedded(embedding)
+
+    def _norm_embedded(self, embedding: Embedding) -> None:
+        """As soon as all threads have embedded theirs."""
+        self.k.barrier(self.share[1])
         if embedding.norm is not None:
-            self.norm(embedding.norm, places.x, places.x)
+            self.norm(embedding.norm, self.places.x, self.places.x)
 
     @property
     def position(self) -> Value:

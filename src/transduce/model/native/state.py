@@ -26,7 +26,7 @@ class NativeState(NativeSteps):
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         layers, _, width = self.pool.entries.shape
         self.memory = torch.empty(layers, pieces, width, dtype=programs.kept_dtype)
-        self.read(torch.tensor([piece for row in ids for piece in row if piece != pad_id]))
+        self.read(source_ids[source_ids != pad_id])
         self.row_sources = self.sources  # (2, B × W)
 
     def keep_sentences(self, rows: Tensor) -> None:

@@ -101,7 +101,9 @@ class NativeSteps:
         least, greatest = (int(each) for each in ids.aminmax())
         size = len(self.model.source_weight)
         if least < 0 or greatest >= size:
-            raise IndexError(f"pieces are numbered from 0 to {size - 1}, but one is {least if least < 0 else greatest}")
+            found = least if least < 0 else greatest
+            told = f"pieces are numbered from 0 to {size - 1}, but one is {found}"
+            raise IndexError(f"{told}: encode the text with the tokenizer of this model")
         x = torch.empty(len(ids), self.programs.d_model)
         tables = self.programs.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
