@@ -242,11 +242,12 @@ def test_whoever_waits_when_all_is_given_up_is_told(model: Any) -> None:
     batcher.submit(running)
     batch = batcher.take()
     batcher.submit(waiting)
-    batcher.close()
     batcher.give_up()
     assert batch is not None
     for each in (running, waiting):
         with pytest.raises(RequestError, match="shutting down"):
             each.future.result(0)
+    with pytest.raises(RequestError, match="shutting down"):
+        batcher.submit(job(model, 4))
     assert batcher.take() is None
     batcher.finish(batch, [translated("x")])

@@ -119,7 +119,8 @@ def test_what_takes_too_long_or_is_interrupted_again_is_told_so(
         asks = [threading.Thread(target=ask, args=(live.port, f"Satz {n}", answers)) for n in range(3)]
         for thread in asks:
             thread.start()
-        wait_until(lambda: live.service.engine.batcher.waiting == 2)
+        batcher = live.service.engine.batcher
+        wait_until(lambda: batcher.running == 1 and batcher.waiting == 2)
         started_at = time.monotonic()
         for _ in range(1 + interrupted):
             live.server.handle_exit(signal.SIGINT, None)
@@ -129,6 +130,23 @@ def test_what_takes_too_long_or_is_interrupted_again_is_told_so(
         sentence = "The server is shutting down: come again later."
         assert list(answers.values()) == [(503, {"error": sentence})] * 3
         model.open()
+
+
+def test_a_request_whose_text_comes_after_all_was_given_up_is_told_so(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
+    body = json.dumps({"q": "ein Satz", "source": "de", "target": "en"}).encode()
+    lines = ["POST /translate HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    with (
+        serve(gated_model(is_open=False), shutdown_seconds=20) as live,
+        socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection,
+    ):
+        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
+        wait_until(lambda: live.server.server_state.tasks)
+        for _ in range(2):
+            live.server.handle_exit(signal.SIGINT, None)
+        connection.sendall(body)
+        assert read_answer(connection).startswith(b"HTTP/1.1 503 ")
 
 
 def test_requests_on_open_connections_are_refused_at_the_end(serve: Any, gated_model: Any, wait_until: Any) -> None:

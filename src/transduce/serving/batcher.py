@@ -232,8 +232,9 @@ class Batcher:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Ends the rest: whoever still waits is told so."""
+        """Ends the rest: whoever still waits is told so, and whoever would be taken in from now on."""
         with self._changed:
+            self._closed = True
             for job in [*self._queue, *self._running]:
                 self._fail(job, shutting_down())
 
