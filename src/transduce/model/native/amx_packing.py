@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from transduce.model.native.amx_panels import PART_ROWS, TILE_ROWS
 from transduce.model.native.emit import I32, Value
-from transduce.model.native.pair_packing import Gradient, Matrix, Packer, Span, Tiles, rows_of
+from transduce.model.native.pair_packing import Gradient, Matrix, Packer, Span, Tiles
 from transduce.model.native.rows import transpose
 
 _APART = 4  # rows: those that are read at once, which memory gives faster than one after another
@@ -27,8 +27,8 @@ class AmxPacker(Packer):
             for pair in (k.sum_of(first, n) for n in range(k.lanes)):
                 for start in range(0, panel, k.lanes):
                     own = k.sum_of(column, start)
-                    low, high = (self._load(matrix.place, matrix, row, own) for row in rows_of(k, pair))
-                    k.store(self._join(low, high), k.at(target, k.sum_of(k.times(pair, panel), start), I32))
+                    values = [self._load(matrix.place, matrix, row, own) for row in self._rows_of(pair)]
+                    k.store(self._join(values), k.at(target, k.sum_of(k.times(pair, panel), start), I32))
 
     def lay_rows(self, matrix: Matrix, tiles: Tiles, span: Span, to: Value) -> None:
         """Rows of some tiles, and some of their pairs: for each sixteen of these a register of each of a tile's parts.
@@ -52,7 +52,7 @@ class AmxPacker(Packer):
                     k.store(value, k.at(target, k.sum_of(here, k.times(pair, TILE_ROWS)), I32))
 
     def lay_gradient(self, given: Gradient, tiles: Tiles, span: Span, to: Value) -> None:
-        """The same of columns, of which some rows are summed over, and the sums of these rows."""
+        """The same of columns, of which some rows are summed over: as `Packer.lay_gradient`, but by registers."""
         k, matrix = self.k, given.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
             target = k.at(self._tile(to, tile, tiles, span), k.times(first, TILE_ROWS), I32)
@@ -60,8 +60,8 @@ class AmxPacker(Packer):
                 column, total = k.sum_of(k.times(tile, TILE_ROWS), part * PART_ROWS), k.variable(k.splat(0.0))
                 square = []
                 for pair in (k.sum_of(span.first, first, n) for n in range(k.lanes)):
-                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows_of(k, pair))
-                    square.append(self._count(low, high, total))
+                    values = [self._load(matrix.place, matrix, row, column) for row in self._rows_of(pair)]
+                    square.append(self._count(values, total))
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.at(target, (part * PART_ROWS + n) * k.lanes, I32))
                 with k.where(k.is_given(given.sums)):

@@ -47,7 +47,6 @@ class AmxMultiplier(PairMultiplier):
     layout = AMX
     packer = AmxPacker
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
-    packs_gradients = False
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         k.features |= {"amx-tile", "amx-bf16"}
@@ -72,9 +71,6 @@ class AmxMultiplier(PairMultiplier):
         amx.configure(self.k)
         super().multiply_lower(made, thread, threads)
         amx.release(self.k)
-
-    def prepare(self, given: Gradient, room: Value, thread: Value, threads: Value) -> None:
-        """As `PairMultiplier.prepare`: a thread lays out its columns when it comes to them."""
 
     def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
         """As `PairMultiplier.add_up`."""

@@ -16,7 +16,7 @@ from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.layer_parts import LayerPart, parts_of
 from transduce.model.native.engine import address_of
 from transduce.model.native.fused_attention import suits_attention
-from transduce.model.native.fused_products import own_pair_tile, suits_sizes
+from transduce.model.native.fused_products import own_product_tile, product_tile, suits_sizes
 from transduce.model.native.kept_stack import own_stack
 from transduce.model.native.layer_plan import LayerPlan, LayerShape, PartShape
 
@@ -24,8 +24,8 @@ _SHAPES = 512  # whose steps are kept
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `fused.TrainingKernels`: of bfloat16, where our own products are used and the bricks are the usual ones."""
-    if not torch.is_grad_enabled() or x.dtype != torch.bfloat16:
+    """See `fused.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
+    if not torch.is_grad_enabled() or product_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, others, mask) for others, mask in zip(memories, masks, strict=True)]
@@ -50,9 +50,9 @@ def _suits(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
     rows, other_rows = x.numel() // width, others.numel() // width
     return (
         x.is_contiguous()
-        and suits_sizes(min(rows, other_rows), width, first.out_features)
-        and suits_sizes(rows, width, inner)  # queries alone, or all that is inside a network
-        and suits_sizes(rows, inner, width)
+        and suits_sizes(min(rows, other_rows), width, first.out_features, x.dtype)
+        and suits_sizes(rows, width, inner, x.dtype)  # queries alone, or all that is inside a network
+        and suits_sizes(rows, inner, width, x.dtype)
     )
 
 
@@ -96,7 +96,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
     batch, length, width = x.shape
     shapes = tuple(_part_shape_of(part) for part in parts)
     memory_length = 0 if memory is None else memory.shape[1]
-    return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), own_pair_tile())
+    return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), own_product_tile(x.dtype))
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:

@@ -1,4 +1,4 @@
-"""Products of training in machine code: see `training_products.py`. By AMX where there is any.
+"""Products of training in machine code: see `training_products.py`. Those of bfloat16 by AMX where there is any.
 
 Legend: N positions, I inputs and O outputs of a layer.
 """
@@ -20,7 +20,8 @@ from transduce.model.native.engine import (
 )
 from transduce.model.native.kept_stack import own_stack
 from transduce.model.native.pair_products import PairMultiplier
-from transduce.model.native.tile import Tile
+from transduce.model.native.plain_products import NarrowMultiplier, PlainMultiplier
+from transduce.model.native.tile import WIDE, Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
 
 _INPUTS_TOGETHER = 32
@@ -40,12 +41,12 @@ class Sums(NamedTuple):
 
 def suits_product(x: Tensor, weight: Tensor) -> bool:
     """Whether `multiply` and `multiply_back` take x, (N, I), and some rows of a matrix, (O, I)."""
-    return x.dtype == weight.dtype == torch.bfloat16 and suits_sizes(len(x), weight.shape[1], len(weight))
+    return x.dtype == weight.dtype and suits_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
-def suits_sizes(positions: int, inputs: int, outputs: int) -> bool:
-    """The same of so many, if they are of bfloat16."""
-    tile = pair_tile()
+def suits_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
+    """The same of so many of this type."""
+    tile = product_tile(dtype)
     if tile is None:
         return False
     layout = multiplier_of(tile).layout
@@ -62,8 +63,22 @@ def pair_tile() -> Tile | None:
     return tile._replace(amx=False)
 
 
-def own_pair_tile() -> Tile:
+def product_tile(dtype: torch.dtype) -> Tile | None:
+    """What multiplies numbers of this type here; None: nothing of our own does."""
+    if dtype == torch.float32:
+        return find_float_tile("floats")
+    return pair_tile() if dtype == torch.bfloat16 else None
+
+
+def own_product_tile(dtype: torch.dtype) -> Tile:
     """The same, where it is known that there is one."""
+    tile = product_tile(dtype)
+    assert tile is not None, f"asked for products of {dtype}, for which there are none"
+    return tile
+
+
+def own_pair_tile() -> Tile:
+    """Of bfloat16, where it is known that there is one."""
     tile = pair_tile()
     assert tile is not None, "asked for products of a processor that has none"
     return tile
@@ -71,6 +86,8 @@ def own_pair_tile() -> Tile:
 
 def multiplier_of(tile: Tile) -> type[PairMultiplier]:
     """What writes its products."""
+    if tile.kind == "floats":
+        return PlainMultiplier if tile.lanes == WIDE.lanes else NarrowMultiplier
     return AmxMultiplier if tile.amx else PairMultiplier
 
 
@@ -87,7 +104,7 @@ def multiplies_rightly(tile: Tile) -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, positive: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous, bfloat16.
+    """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous and of one type.
 
     Args:
         x: (N, I).
@@ -106,7 +123,7 @@ def multiply_back(
     """The gradient by x, (N, I), if it is asked for, from the one by the outputs, (N, O).
 
     Args:
-        gradient: bfloat16 and contiguous, as x, (N, I), and weight, (O, I).
+        gradient: contiguous, as x, (N, I), and weight, (O, I), of the same type.
         sums: what grows by the gradients by weight and bias.
         by_x: whether it is asked for.
         is_open: if x is ReLU's, where it was positive, N × I bits; then the gradient is the one by what ReLU was given.
@@ -160,7 +177,7 @@ def _forward(
     positive: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    tile = tile or own_pair_tile()
+    tile = tile or own_product_tile(x.dtype)
     threads_room = own_stack().take(torch.get_num_threads() * multiplier_of(tile).thread_bytes)
     places = ForwardPlaces(
         x=x.data_ptr(),
@@ -206,12 +223,11 @@ def _back(
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    tile = tile or own_pair_tile()
+    tile = tile or own_product_tile(x.dtype)
     multiplier = multiplier_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
     filled = rows_filled_up(positions, tile)
     packed_x = x.new_empty(inputs, filled)
-    packed_gradient = x.new_empty(outputs, filled) if multiplier.packs_gradients else None
     threads_room = own_stack().take(torch.get_num_threads() * multiplier.thread_bytes)
     places = BackPlaces(
         x=x.data_ptr(),
@@ -226,7 +242,6 @@ def _back(
         outputs=outputs,
         weight_room=room.data_ptr(),
         x_room=packed_x.data_ptr(),
-        gradient_room=address_of(packed_gradient),
         threads_room=threads_room.address,
         streams=int(by_x is not None and _is_streamed(by_x)),
     )

@@ -21,8 +21,7 @@ from transduce.model.native.tile import Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces
 from transduce.model.native.training_rows import DropPlaces, NormPlaces
 
-_BYTES = 2  # of bfloat16
-_FLOAT = 4
+_FLOAT = 4  # bytes
 _LARGE = 2 << 20  # bytes of a norm that is rather made again than kept
 _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
@@ -89,6 +88,11 @@ class LayerShape(NamedTuple):
     tile: Tile
     """Of products."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is multiplied, and of all that is not said to be float32."""
+        return torch.float32 if self.tile.kind == "floats" else torch.bfloat16
+
 
 class _Matrix(NamedTuple):
     """Rows of a matrix of weights, with their biases."""
@@ -128,9 +132,9 @@ class LayerPlan:
         self.forward, self.back = there.finish(), back.finish()
 
 
-def _sum_of(parameter: Spot) -> Spot:
-    """Where the gradients by some of a parameter are added up."""
-    return Spot(parameter.base + 1, parameter.bytes // _BYTES * _FLOAT)
+def _sum_of(parameter: Spot, bytes_each: int) -> Spot:
+    """Where the gradients by some of a parameter, of elements of so many bytes, are added up."""
+    return Spot(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
 class _Part:
@@ -140,7 +144,8 @@ class _Part:
         self.layer, self.shape, self.kept = layer, layer.parts[number], kept
         self.first_base = Base.PARTS + number * PartBase.COUNT
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
-        self.bytes = self.rows * layer.width * _BYTES
+        self.each = layer.dtype.itemsize  # bytes of an element
+        self.bytes = self.rows * layer.width * self.each
         self.keeps_norm = self.bytes < _LARGE
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: Spot | None = None
@@ -176,22 +181,22 @@ class _Part:
         w.room.give_back([added])
 
     def _attend(self, w: "_Writer", x: Spot) -> None:
-        inner = self.shape.inner
+        inner, row_bytes = self.shape.inner, self.shape.inner * self.each
         if self.shape.reads_memory:
-            self.projected = self.kept.take(self.rows * inner * _BYTES)
-            self.memory = self.kept.take(self.memory_rows * 2 * inner * _BYTES)
+            self.projected = self.kept.take(self.rows * row_bytes)
+            self.memory = self.kept.take(self.memory_rows * 2 * row_bytes)
             w.product(x, self.rows, self._first(0, inner), self.projected)
             w.product(Spot(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
         else:
-            self.projected = self.memory = self.kept.take(self.rows * 3 * inner * _BYTES)
+            self.projected = self.memory = self.kept.take(self.rows * 3 * row_bytes)
             w.product(x, self.rows, self._first(0, 3 * inner), self.projected)
-        self.inner = self.kept.take(self.rows * inner * _BYTES)
+        self.inner = self.kept.take(self.rows * row_bytes)
         self.attention_sums = self.kept.take(self.rows * self.shape.heads * 2 * _FLOAT)
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: Spot) -> None:
         inner = self.shape.inner
-        self.inner = self.kept.take(self.rows * inner * _BYTES)
+        self.inner = self.kept.take(self.rows * inner * self.each)
         self.positive = self.kept.take(self.rows * inner // 8)
         w.product(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
@@ -206,7 +211,7 @@ class _Part:
         if shape.drop_of_256:
             by_added = room.take(self.bytes)
             w.drop(by_sum, None, by_added)
-        by_inner = room.take(self.rows * shape.inner * _BYTES)
+        by_inner = room.take(self.rows * shape.inner * self.each)
         w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
         if by_added != by_sum:
             room.give_back([by_added])
@@ -227,9 +232,9 @@ class _Part:
     def _attend_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         own = self._first(0, inner if reads_memory else 3 * inner)
-        by_projected = by_memory = w.room.take(self.rows * own.stop * _BYTES)
+        by_projected = by_memory = w.room.take(self.rows * own.stop * self.each)
         if reads_memory:
-            by_memory = w.room.take(self.memory_rows * 2 * inner * _BYTES)
+            by_memory = w.room.take(self.memory_rows * 2 * inner * self.each)
         w.attend_back(by_inner, by_projected, by_memory)
         w.room.give_back([by_inner])
         if reads_memory:
@@ -249,7 +254,7 @@ class _Writer:
 
     def __init__(self, part: _Part, steps: StepList, room: Room) -> None:
         self.part, self.steps, self.room = part, steps, room
-        self._rows = row_programs(torch.bfloat16)
+        self._rows = row_programs(part.layer.dtype)
         self._products = product_programs(part.layer.tile)
         self._multiplier = multiplier_of(part.layer.tile)
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
@@ -266,8 +271,8 @@ class _Writer:
             gradient=gradient,
             kept=kept or 0,
             shares=shares,
-            weight_sum=_sum_of(part.own(PartBase.NORM)),
-            bias_sum=_sum_of(part.own(PartBase.NORM_BIAS)),
+            weight_sum=_sum_of(part.own(PartBase.NORM), part.each),
+            bias_sum=_sum_of(part.own(PartBase.NORM_BIAS), part.each),
         )
         self.steps.add(self._norm_program("_back"), places)
         self.room.give_back([shares])
@@ -301,8 +306,8 @@ class _Writer:
         """x · Wᵀ + b, or ReLU of it, and bits where that is positive."""
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
-        packed = self.room.take(outputs * inputs * _BYTES)
-        streams = is_streamed(rows * outputs * _BYTES)
+        packed = self.room.take(outputs * inputs * self.part.each)
+        streams = is_streamed(rows * outputs * self.part.each)
         least = float_bits(0.0 if positive else float("-inf"))
         own = self.room.take(self._thread_bytes)
         sizes = rows, inputs, outputs
@@ -317,10 +322,10 @@ class _Writer:
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = rows_filled_up(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
+        each = self.part.each
         room_bytes = (
-            outputs * inputs * _BYTES,
-            inputs * filled * _BYTES,
-            outputs * filled * _BYTES if self._multiplier.packs_gradients else 0,
+            outputs * inputs * each,
+            inputs * filled * each,
             self._thread_bytes,
         )
         rooms = [self.room.take(count) for count in room_bytes]
@@ -330,16 +335,15 @@ class _Writer:
             gradient=gradient,
             by_x=by_x,
             is_open=is_open or 0,
-            weight_sum=_sum_of(weight),
-            bias_sum=_sum_of(bias) if bias else 0,
+            weight_sum=_sum_of(weight, each),
+            bias_sum=_sum_of(bias, each) if bias else 0,
             positions=rows,
             inputs=inputs,
             outputs=outputs,
             weight_room=rooms[0],
             x_room=rooms[1],
-            gradient_room=rooms[2],
-            threads_room=rooms[3],
-            streams=int(is_streamed(rows * inputs * _BYTES)),
+            threads_room=rooms[2],
+            streams=int(is_streamed(rows * inputs * each)),
         )
         self.steps.add(self._products["back"], places)
         self.room.give_back(rooms)
@@ -349,7 +353,7 @@ class _Writer:
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
         weight, bias = part.own(slot), part.own(PartBase(slot + 2))
-        return weight.further(start * inputs * _BYTES), bias.further(start * _BYTES) if has_bias else None
+        return weight.further(start * inputs * part.each), bias.further(start * part.each) if has_bias else None
 
     def attend(self, context: Spot) -> None:
         """Of what was projected."""
@@ -362,7 +366,7 @@ class _Writer:
     def _attend(self, name: str, context: Spot, gradients: tuple[Spot, Spot] | None) -> None:
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
-        kind = attention_shape(shape.inner // shape.heads, torch.bfloat16)
+        kind = attention_shape(shape.inner // shape.heads, layer.dtype)
         room_each = room_to_attend(kind, keys, layer.length)
         room = self.room.take(layer.threads * room_each * _FLOAT)
         places = AttentionPlaces(
@@ -385,6 +389,6 @@ class _Writer:
 
     def _thirds(self, projected: Spot, memory: Spot) -> tuple[Spot, Spot, Spot]:
         """Queries, keys and values, which stand in the memory's or behind the queries."""
-        size = self.part.shape.inner * _BYTES
+        size = self.part.shape.inner * self.part.each
         first = 0 if self.part.shape.reads_memory else size
         return projected, memory.further(first), memory.further(first + size)

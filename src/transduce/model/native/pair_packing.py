@@ -1,22 +1,25 @@
-"""Matrices of bfloat16 laid out for the instructions that multiply pairs: `vpdpbf16ps`, and AMX's `tdpbf16ps`.
+"""Matrices laid out for products: of bfloat16 for the instructions that multiply pairs, `vpdpbf16ps` and AMX's
+`tdpbf16ps`, or of float32.
 
-Both add two products to each sum, so two neighbours along what is summed must stand together: a *pair*, 32 bits. A
-*panel* is some columns of a matrix whose rows are summed over: the first two rows' pairs, one for each column, then the
-next two rows'.
+Both instructions add two products to each sum, so two neighbours along what is summed must stand together: a *pair*, 32
+bits. Of float32 a single number has as many, and takes a pair's place. A *panel* is some columns of a matrix whose rows
+are summed over: the first two rows' pairs, one for each column, then the next two rows'; of float32, row after row.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.native.emit import I16, I32, Emitter, Value
+from transduce.model.native.emit import F32, I16, I32, Emitter, Value
 from transduce.model.native.rows import transpose
 
 _AHEAD = 8  # rows that are asked for before they are read
 _STRIP = 4  # vectors of columns that a thread packs at a time
+_LINE_BYTES = 64  # of a cache
 
 
 class Layout(NamedTuple):
@@ -29,19 +32,37 @@ class Layout(NamedTuple):
     least_rows: int
     """There must be so many."""
     together: int
-    """Rows that are summed over are filled up with zeros to a multiple of this, two for each pair."""
+    """Rows that are summed over are filled up with zeros to a multiple of this."""
     block: int
     """Pairs in rows that are multiplied by one panel after another: a cache has room for them beside a panel."""
     depth: int
     """Pairs that are added to sums at a time, a multiple of `together`."""
     sum_tiles: int
-    """Tiles of rows of a block of sums, to which all pairs are added before the next block has its turn."""
+    """Tiles of rows of a block of sums, to which all pairs are added before the next block has its turn: some whole
+    vectors of rows."""
     sum_columns: int
-    """Columns of that, whole panels."""
+    """Columns of that, whole panels; 0: all."""
+    kind: Any = I16
+    """Of the numbers: bfloat16, or F32."""
+
+    @property
+    def group(self) -> int:
+        """Numbers of a pair."""
+        return 1 if self.kind == F32 else 2
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the rows of such a block, of so many pairs as are added to it at a time."""
+        return self.sum_tiles * self.tile_rows * self.depth * 4
+
+    @property
+    def bytes(self) -> int:
+        """Of a number."""
+        return 4 // self.group
 
 
 VECTORS = Layout(
-    panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, depth=1 << 10, sum_tiles=32, sum_columns=960
+    panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, depth=1 << 8, sum_tiles=32, sum_columns=0
 )
 """24 sums in 32 vectors."""
 AMX = Layout(
@@ -51,7 +72,7 @@ AMX = Layout(
 
 
 class Matrix(NamedTuple):
-    """Of bfloat16, its rows one after another."""
+    """Its rows one after another."""
 
     place: Value
     rows: Value
@@ -89,7 +110,7 @@ class Packer:
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
         """A matrix whose columns are summed over; its rows become the columns of panels."""
         k, lanes = self.k, self.k.lanes
-        pairs = k.build.sdiv(matrix.columns, k.number(2))
+        pairs = k.build.sdiv(matrix.columns, k.number(self.layout.group))
         first, last = k.share(k.build.sdiv(matrix.rows, k.number(lanes)), self.thread, self.threads)
         with k.loop(k.times(first, lanes), k.times(last, lanes), lanes) as row:
             target, width = self._target(to, row, matrix.rows, pairs)
@@ -105,28 +126,33 @@ class Packer:
         """A matrix whose rows are summed over."""
         k = self.k
         pairs = self.pairs_of(matrix.rows)
-        for columns in self._each_strip(matrix.columns):
+        first, last = k.share(k.build.sdiv(matrix.columns, k.number(k.lanes)), self.thread, self.threads)
+        for columns in self._each_strip(first, last):
             targets = [self._target(to, column, matrix.columns, pairs) for column in columns]
             with self._each_pair(matrix) as (pair, rows):
                 self._fetch(matrix, rows, columns)
                 for column, (target, width) in zip(columns, targets, strict=True):
-                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows)
-                    k.store(self._join(low, high), k.at(target, k.times(pair, width), I32))
+                    values = [self._load(matrix.place, matrix, row, column) for row in rows]
+                    k.store(self._join(values), k.at(target, k.times(pair, width), I32))
 
-    def pack_gradient(self, given: Gradient, to: Value) -> None:
-        """The same in panels of so many columns as the layout has rows in a tile."""
+    def lay_gradient(self, given: Gradient, tiles: Tiles, span: Span, to: Value) -> None:
+        """Columns of some tiles, whole vectors, and some of their pairs: for each tile its first pairs, then its next.
+
+        The rows beyond the gradient's last one are zeros.
+        """
         k, matrix, tile_rows = self.k, given.matrix, self.layout.tile_rows
-        pairs = self.pairs_of(matrix.rows)
-        for columns in self._each_strip(matrix.columns):
+        start, stop = (k.build.sdiv(k.times(each, tile_rows), k.number(k.lanes)) for each in tiles)
+        for columns in self._each_strip(start, stop):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
-            with self._each_pair(matrix) as (pair, rows):
+            with k.loop(0, span.count) as pair:
+                rows = self._rows_of(k.sum_of(span.first, pair))
                 self._fetch(matrix, rows, columns)
                 for column, total in zip(columns, sums, strict=True):
-                    low, high = (self._load(matrix.place, matrix, row, column) for row in rows)
-                    joined = self._count(low, high, total)
+                    joined = self._count([self._load(matrix.place, matrix, row, column) for row in rows], total)
                     for first in range(0, k.lanes, tile_rows):
                         numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
-                        place = k.sum_of(k.times(k.sum_of(column, first), pairs), k.times(pair, tile_rows))
+                        number = k.build.sub(k.sum_of(column, first), k.times(tiles.first, tile_rows))
+                        place = k.sum_of(k.times(number, span.count), k.times(pair, tile_rows))
                         k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
             with k.where(k.is_given(given.sums)):
                 for column, own in zip(columns, sums, strict=True):
@@ -138,24 +164,24 @@ class Packer:
         place = k.at(k.place(given.sums), column)
         k.store(k.build.fadd(k.load_floats(place), k.get(total, k.splat(0.0))), place)
 
-    def _count(self, low: Value, high: Value, total: Value) -> Value:
-        """The pair of two vectors, which are added to the sums of their columns."""
+    def _count(self, values: list[Value], total: Value) -> Value:
+        """The pairs of one vector, or of two, which are added to the sums of their columns."""
         k = self.k
-        one, other = (k.build.bitcast(self._widen(value), k.floats) for value in (low, high))
-        k.store(k.build.fadd(k.get(total, one), k.build.fadd(one, other)), total)
-        return self._join(low, high)
+        floats = (
+            values if self.layout.kind == F32 else [k.build.bitcast(self._widen(each), k.floats) for each in values]
+        )
+        k.store(k.build.fadd(k.get(total, floats[0]), reduce(k.build.fadd, floats)), total)
+        return self._join(values)
 
     def pairs_of(self, rows: Value) -> Value:
         """Of so many rows, and of the zeros that fill them up."""
         k, together = self.k, self.layout.together
         whole = k.build.sdiv(k.sum_of(rows, together - 1), k.number(together))
-        return k.times(whole, together // 2)
+        return k.times(whole, together // self.layout.group)
 
-    def _each_strip(self, columns: Value) -> Iterator[list[Value]]:
-        """The thread's share of columns, some vectors of them at a time, then the rest one by one."""
-        k = self.k
-        first, last = k.share(k.build.sdiv(columns, k.number(k.lanes)), self.thread, self.threads)
-        start = first
+    def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
+        """The columns of some vectors, several of these at a time, then the rest one by one."""
+        k, start = self.k, first
         for together in (_STRIP, 1):
             rest = k.build.srem(k.build.sub(last, start), k.number(together))
             stop = k.build.sub(last, rest)
@@ -171,40 +197,43 @@ class Packer:
         return k.at(to, k.sum_of(k.times(start, pairs), k.build.sub(column, start)), I32), width
 
     @contextmanager
-    def _each_pair(self, matrix: Matrix) -> Iterator[tuple[Value, tuple[Value, Value]]]:
-        """A pair's number, and its two rows."""
-        k = self.k
-        with k.loop(0, self.pairs_of(matrix.rows)) as pair:
-            yield pair, rows_of(k, pair)
+    def _each_pair(self, matrix: Matrix) -> Iterator[tuple[Value, list[Value]]]:
+        """A pair's number, and its rows."""
+        with self.k.loop(0, self.pairs_of(matrix.rows)) as pair:
+            yield pair, self._rows_of(pair)
+
+    def _rows_of(self, pair: Value) -> list[Value]:
+        k, group = self.k, self.layout.group
+        return [k.sum_of(k.times(pair, group), number) for number in range(group)]
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _place(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        return self.k.at(place, self.k.sum_of(self.k.times(row, matrix.columns), column), I16)
+        return self.k.at(place, self.k.sum_of(self.k.times(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """A vector of bfloat16 as it is, zeros beyond the last row."""
+        """A vector as it is, zeros beyond the last row."""
         k = self.k
-        kind = ir.VectorType(I16, k.lanes)
+        kind = ir.VectorType(self.layout.kind, k.lanes)
         known = k.lesser(row, k.sum_of(matrix.rows, -1))
         value = k.load(self._place(place, matrix, known, column), kind)
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
-    def _fetch(self, matrix: Matrix, rows: tuple[Value, Value], columns: list[Value]) -> None:
+    def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
         """Has what is read some rows below fetched into the cache; it is too far apart for the processor to foresee."""
         k = self.k
-        for row, column in product(rows, columns[::2]):
+        for row, column in product(rows, columns[:: max(1, _LINE_BYTES // (k.lanes * self.layout.bytes))]):
             k.fetch(self._place(matrix.place, matrix, k.sum_of(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
         """The bits of float32."""
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.all_ints(16))
 
-    def _join(self, low: Value, high: Value) -> Value:
-        return self.k.build.or_(self.k.build.zext(low, self.k.ints), self._widen(high))
-
-
-def rows_of(k: Emitter, pair: Value) -> tuple[Value, Value]:
-    row = k.times(pair, 2)
-    return row, k.sum_of(row, 1)
+    def _join(self, values: list[Value]) -> Value:
+        """Their bits."""
+        k = self.k
+        if self.layout.kind == F32:
+            return k.build.bitcast(values[0], k.ints)
+        low, high = values
+        return k.build.or_(k.build.zext(low, k.ints), self._widen(high))

@@ -1,7 +1,7 @@
 """Products of matrices of bfloat16 by the instruction that adds two products to each of 16 sums, `vpdpbf16ps`.
 
 Some rows by a panel of columns are a *tile*: 24 sums in registers, which each pair along what is summed over adds to.
-Where there is AMX, `amx_products.py` has other tiles.
+Where there is AMX, `amx_products.py` has other tiles; `plain_products.py` has those of float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.model.native.emit import F32, I8, I16, I32, I64, POINTER, BFloat, Emitter, Value
-from transduce.model.native.pair_packing import VECTORS, Gradient, Layout, Packer, Span
+from transduce.model.native.pair_packing import VECTORS, Gradient, Layout, Packer, Span, Tiles
 
 _UNROLLED = 4  # pairs
 
 Ending = Literal["bias", "add", "mix"]
-"""What becomes of sums: `bias`, they begin with one and end as bfloat16, not less than a number, and zero where ReLU
-was closed; `add`, they are added to sums of float32; `mix`, they are added to another matrix, each times a number, to
-give bfloat16."""
+"""What becomes of sums: `bias`, they begin with one and end as what was multiplied, not less than a number, and zero
+where ReLU was closed; `add`, they are added to sums of float32; `mix`, they are added to another matrix, each times a
+number, to give bfloat16."""
 
 ENDINGS: dict[Ending, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64, I64), "add": (), "mix": (I64, F32, F32)}
 """Types of what a tile is told beside places: see `Product.values`."""
@@ -37,7 +37,7 @@ class Product(NamedTuple):
     """Rows by columns."""
 
     left: Value
-    """The place of the rows, one after another; if the ending is `add`, of what `PairMultiplier.prepare` made."""
+    """The place of the rows, one after another; if the ending is `add`, of a gradient, whose columns they are."""
     rows: Value
     panels: Value
     """The place of the columns, packed."""
@@ -61,10 +61,8 @@ class PairMultiplier:
 
     layout: Layout = VECTORS
     packer: type[Packer] = Packer
-    thread_bytes = 0
+    thread_bytes = VECTORS.block_bytes
     """What each thread needs of `Product.room`."""
-    packs_gradients = True
-    """Whether `prepare` needs room for a gradient, filled up as `Packer` does."""
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
         """Writes the tiles of some endings."""
@@ -88,22 +86,26 @@ class PairMultiplier:
         k, tile_rows = self.k, self.layout.tile_rows
         return k.share(k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows)), thread, threads)
 
-    def prepare(self, given: Gradient, room: Value, thread: Value, threads: Value) -> None:
-        """Threads do this, and wait for one another, before a gradient's rows are summed over by `add_up`."""
-        self.packer(self.k, self.layout, thread, threads).pack_gradient(given, room)
+    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
+        """The sums of a gradient's columns by the panels', and those of its columns alone, where they are asked for.
 
-    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:  # noqa: ARG002
-        """The sums of a gradient's columns by the panels', where they are asked for; as many rows as it has columns.
-
-        A cache holds a block of the sums, to which so many pairs are added at a time that another holds a panel.
+        Of some columns, so many pairs are added at a time that one cache holds them, which the thread lays out for
+        itself, and another a panel.
         """
         k, layout = self.k, self.layout
-        first, last = self._own_tiles(made, thread, threads)
-        rows, columns = k.loop(first, last, layout.sum_tiles), k.loop(0, made.columns, layout.sum_columns)
-        with k.where(k.is_given(made.out)), rows as start, columns as left, k.loop(0, made.pairs, layout.depth) as pair:
-            stop, right = k.lesser(k.sum_of(start, layout.sum_tiles), last), k.sum_of(left, layout.sum_columns)
+        each = k.lanes // layout.tile_rows  # tiles of a vector of columns
+        first, last = k.share(k.build.sdiv(made.rows, k.number(k.lanes)), thread, threads)
+        packer = self.packer(k, layout, thread, threads)
+        room = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
+        rows = k.loop(k.times(first, each), k.times(last, each), layout.sum_tiles)
+        is_asked = k.build.or_(k.is_given(made.out), k.is_given(given.sums))
+        with k.where(is_asked), rows as start, k.loop(0, made.pairs, layout.depth) as pair:
+            tiles = Tiles(start, k.lesser(k.sum_of(start, layout.sum_tiles), k.times(last, each)))
             span = Span(pair, k.lesser(k.number(layout.depth), k.build.sub(made.pairs, pair)))
-            self._each_panel(made, lambda _: (start, stop, 1), span, (left, k.lesser(right, made.columns)))
+            packer.lay_gradient(given, tiles, span, room)
+            before = k.build.neg(k.times(start, layout.tile_rows, span.count))
+            with k.where(k.is_given(made.out)):
+                self._each_panel(made._replace(left=k.at(room, before, I32)), lambda _: (*tiles, 1), span)
 
     def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
         """What is on and below the diagonal of a square result, and perhaps more. Threads take tiles in turns.
@@ -125,20 +127,15 @@ class PairMultiplier:
         made: Product,
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: Span | None = None,
-        columns: tuple[Value, Value] | None = None,
     ) -> None:
-        """All columns, or those from one on to below another, by the tiles that a function names for a panel's first.
-
-        The first is a panel's.
-        """
+        """All columns, by the tiles that a function names for a panel's first."""
         k, panel = self.k, self.layout.panel
         span = span or Span(k.number(0), made.pairs)
-        left, right = columns or (k.number(0), made.columns)
-        whole = k.times(k.build.sdiv(right, k.number(panel)), panel)
-        with k.loop(left, whole, panel) as column:
+        whole = k.times(k.build.sdiv(made.columns, k.number(panel)), panel)
+        with k.loop(0, whole, panel) as column:
             self._panel(made, tiles(column), column, panel, span)
         for width in self._narrow_panels():
-            with k.where(k.build.icmp_signed("==", k.build.sub(right, whole), k.number(width))):
+            with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
                 self._panel(made, tiles(whole), whole, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
@@ -157,11 +154,11 @@ class PairMultiplier:
         """From a row on; the last one of all takes some rows once more, to have enough."""
         k, tile_rows = self.k, self.layout.tile_rows
         row = k.lesser(row, k.build.sub(made.rows, k.number(tile_rows)))
-        across = k.times(span.first, tile_rows) if made.ending == "add" else span.first
-        left = k.at(made.left, k.sum_of(k.times(row, made.pairs), across), I32)
+        first = k.times(row, span.count) if made.ending == "add" else k.sum_of(k.times(row, made.pairs), span.first)
+        left = k.at(made.left, first, I32)
         panel = self._panel_from(made, column, width, span)
         place = k.sum_of(k.times(row, made.columns), column)
-        target = k.at(k.place(made.out), place, F32 if made.ending == "add" else I16)
+        target = k.at(k.place(made.out), place, F32 if made.ending == "add" else self.layout.kind)
         values = self._values_from(made, column, place)
         k.call(tile_name(made.ending, width // k.lanes), left, panel, span.count, target, made.columns, *values)
 
@@ -182,10 +179,11 @@ class PairMultiplier:
         bits = k.build.sdiv(place, k.number(8))
         return (self._further(first, column), *rest, *(self._further(each, bits, 1) for each in (positive, is_open)))
 
-    def _further(self, address: Value, elements: Value, size: int = 2) -> Value:
-        """So many, each of so many bytes; 0 stays 0."""
+    def _further(self, address: Value, elements: Value, size: int | None = None) -> Value:
+        """So many, each of so many bytes, those of the layout's numbers where nothing is said; 0 stays 0."""
         k = self.k
-        return k.build.select(k.is_given(address), k.sum_of(address, k.times(elements, size)), address)
+        further = k.sum_of(address, k.times(elements, size or self.layout.bytes))
+        return k.build.select(k.is_given(address), further, address)
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
@@ -218,8 +216,8 @@ class PairMultiplier:
             k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
             return
         if ending == "bias":
-            value = self._minding_relu(k.narrow(self._at_least(value, values[1])), place, values)
-            k.store(value, k.at(out, place, I16))
+            value = self._minding_relu(self._bits_of(self._at_least(value, values[1])), place, values)
+            k.store(value, k.at(out, place, self.layout.kind))
             return
         if ending == "mix":
             other, of_other, of_product = values
@@ -231,7 +229,7 @@ class PairMultiplier:
         k.store(k.narrow(value), k.at(out, place, I16))
 
     def _minding_relu(self, value: Value, place: Value, values: list[Value]) -> Value:
-        """Notes where a vector of bfloat16 of the ending `bias` is positive, and gives zeros where ReLU was closed."""
+        """Notes where numbers, whose bits these are, of the ending `bias` are positive; zeros where ReLU was closed."""
         k, (positive, is_open) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
         byte, bits = k.build.sdiv(place, k.number(8)), ir.IntType(value.type.count)
@@ -245,6 +243,10 @@ class PairMultiplier:
             k.store(k.build.select(flags, value, zeros), kept)
         return k.get(kept, value)
 
+    def _bits_of(self, value: Value) -> Value:
+        """Of floats as numbers of the result."""
+        return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.narrow(value)
+
     def _at_least(self, value: Value, least: Value) -> Value:
         """What is less becomes that; NaN stays."""
         floor = self.k.splat(least)
@@ -254,16 +256,23 @@ class PairMultiplier:
         """The products of a pair of each row with those of the panel's columns; rows stride pairs apart, or packed."""
         k = self.k
         vectors = len(sums[0])
+        unit = F32 if self.layout.kind == F32 else I32
         columns = [
-            k.load(k.at(panel, k.sum_of(k.times(pair, vectors * k.lanes), n * k.lanes), I32), k.ints)
+            k.load(
+                k.at(panel, k.sum_of(k.times(pair, vectors * k.lanes), n * k.lanes), unit), ir.VectorType(unit, k.lanes)
+            )
             for n in range(vectors)
         ]
         for row, own in enumerate(sums):
             packed = k.sum_of(k.times(pair, len(sums)), row)
             place = packed if stride is None else k.sum_of(k.times(stride, row), pair)
-            factor = k.splat(k.load(k.at(left, place, I32), I32))
+            factor = k.splat(k.load(k.at(left, place, unit), unit))
             for total, column in zip(own, columns, strict=True):
-                k.store(multiply_pairs(k, k.get(total, k.splat(0.0)), factor, column), total)
+                k.store(self._multiply_and_add(factor, column, k.get(total, k.splat(0.0))), total)
+
+    def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
+        """Of vectors."""
+        return multiply_pairs(self.k, total, factor, column)
 
     def _bias(self, vectors: int, address: Value) -> list[Value]:
         """What sums begin with."""
@@ -271,7 +280,7 @@ class PairMultiplier:
         found = [k.variable(k.splat(0.0)) for _ in range(vectors)]
         with k.where(k.is_given(address)):
             for n, variable in enumerate(found):
-                k.store(k.load_wide(k.place(address), n * k.lanes, I16), variable)
+                k.store(k.load_wide(k.place(address), n * k.lanes, self.layout.kind), variable)
         return [k.get(variable, k.splat(0.0)) for variable in found]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:

@@ -1,4 +1,4 @@
-"""Products of training in bfloat16, with what surrounds them.
+"""Products of training, with what surrounds them.
 
 PyTorch's library writes a program for each shape, which takes it up to a millisecond, and batches have ever
 new shapes. These take sizes as they come; and what surrounds a product is done on the way: bias and ReLU, the sums of
@@ -15,7 +15,7 @@ from transduce.model.native.pair_products import PairMultiplier, Product
 
 
 class ForwardPlaces(NamedTuple):
-    """The numbers of `forward`, y = x Wᵀ + b: addresses of bfloat16, where nothing else is said."""
+    """The numbers of `forward`, y = x Wᵀ + b: addresses of what is multiplied, where nothing else is said."""
 
     x: Any
     """(N, I)."""
@@ -42,7 +42,7 @@ class ForwardPlaces(NamedTuple):
 
 
 class BackPlaces(NamedTuple):
-    """The numbers of `back`: addresses of bfloat16, where nothing else is said; 0: not asked for."""
+    """The numbers of `back`: addresses of what is multiplied, where nothing else is said; 0: not asked for."""
 
     x: Any
     """(N, I)."""
@@ -66,8 +66,6 @@ class BackPlaces(NamedTuple):
     """O × I, in which the matrix is packed already if its address is 0."""
     x_room: Any
     """I × N, filled up as the layout says."""
-    gradient_room: Any
-    """O × N, likewise, where `PairMultiplier.packs_gradients`; else 0."""
     threads_room: Any
     """As `ForwardPlaces`."""
     streams: Any
@@ -104,7 +102,7 @@ class ProductWriter:
             rows=given.positions,
             panels=k.place(given.room),
             columns=given.outputs,
-            pairs=k.build.sdiv(given.inputs, k.number(2)),
+            pairs=k.build.sdiv(given.inputs, k.number(self.multiplier.layout.group)),
             out=given.out,
             ending="bias",
             values=(given.bias, k.float_of(given.least), given.streams, given.positive, k.number(0)),
@@ -117,8 +115,6 @@ class ProductWriter:
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
         gradient = Gradient(Matrix(k.place(given.gradient), given.positions, given.outputs), given.bias_sum)
-        room = k.place(given.gradient_room)
-        self.multiplier.prepare(gradient, room, thread, threads)
         with k.where(wants_weight):
             packer.pack(Matrix(k.place(given.x), given.positions, given.inputs), k.place(given.x_room))
         with k.where(k.build.and_(wants_x, k.is_given(given.weight))):
@@ -130,7 +126,7 @@ class ProductWriter:
                 rows=given.positions,
                 panels=k.place(given.weight_room),
                 columns=given.inputs,
-                pairs=k.build.sdiv(given.outputs, k.number(2)),
+                pairs=k.build.sdiv(given.outputs, k.number(self.multiplier.layout.group)),
                 out=given.by_x,
                 ending="bias",
                 values=(k.number(0), k.real(float("-inf")), given.streams, k.number(0), given.is_open),
@@ -138,7 +134,7 @@ class ProductWriter:
             )
             self.multiplier.multiply(made, thread, threads)
         made = Product(
-            left=room,
+            left=gradient.matrix.place,
             rows=given.outputs,
             panels=k.place(given.x_room),
             columns=given.inputs,
