@@ -17,15 +17,17 @@ from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask
 from transduce.model.native import fused_layers, layer_plan
-from transduce.model.native.fused_products import pair_tile
+from transduce.model.native.fused_products import product_tile
 from transduce.model.native.kept_stack import KeptStack, own_stack
 from transduce.model.native.step_list import Room, Spot
 from transduce.model.native.training import NativeTraining
 from transduce.model.transformer import Transformer
 
-if pair_tile() is None:
-    pytest.skip("this processor has no instruction for pairs of bfloat16", allow_module_level=True)
+KINDS = [dtype for dtype in (torch.bfloat16, torch.float32) if product_tile(dtype) is not None]
+if not KINDS:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
+of_each_kind = pytest.mark.parametrize("dtype", KINDS, ids=str)
 PAD = 0
 
 
@@ -42,6 +44,12 @@ def config(**changes: Any) -> ModelConfig:
     sizes: dict[str, Any] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
     vocabulary = {"source_vocabulary_size": 50, "target_vocabulary_size": 50}
     return ModelConfig(**(sizes | vocabulary | {"num_heads": 2, "dropout": 0.25} | changes))
+
+
+def layer_and_input(dtype: torch.dtype, **changes: Any) -> tuple[EncoderLayer, Tensor]:
+    """In training; four sentences of nine pieces."""
+    layer = EncoderLayer(config(**changes)).to(dtype).train()
+    return layer, torch.randn(4, 9, 64).to(dtype).requires_grad_()
 
 
 def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -93,11 +101,12 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("_threads")
+@of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
-def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool) -> None:
+def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
-    model = Transformer(config(**settings)).bfloat16().train()
+    model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
     fused_layers._plan_of.cache_clear()
     with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
@@ -127,17 +136,20 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool) -> None:
     ids=str,
 )
 def test_layers_of_other_bricks_are_left_to_them(settings: dict[str, Any]) -> None:
-    model = Transformer(config(**settings)).bfloat16().train()
+    model = Transformer(config(**settings)).to(KINDS[0]).train()
     assert learn(model, whole=True)[1] == 0
 
 
-def test_what_others_want_to_see_is_left_to_them() -> None:
-    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+@of_each_kind
+def test_what_others_want_to_see_is_left_to_them(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype)
     mask = padding_mask(torch.randint(3, 50, (4, 9)), PAD)
     assert fused_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
     sums_of(layer)
     assert fused_layers.run_layer(layer, x, None, [mask]) is not None
-    assert fused_layers.run_layer(layer, x.float(), None, [mask]) is None
+    assert fused_layers.run_layer(layer, x.double(), None, [mask]) is None
+    assert fused_layers.run_layer(layer.double(), x, None, [mask]) is None
+    layer.to(dtype)
     assert fused_layers.run_layer(layer, x[:1, :8], None, [mask]) is None  # the mask is another batch's
     with torch.no_grad():
         assert fused_layers.run_layer(layer, x, None, [mask]) is None
@@ -145,8 +157,9 @@ def test_what_others_want_to_see_is_left_to_them() -> None:
     assert fused_layers.run_layer(layer, x, None, [mask]) is None
 
 
-def test_a_layer_goes_back_once_as_it_came() -> None:
-    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+@of_each_kind
+def test_a_layer_goes_back_once_as_it_came(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype)
     mask, slopes = padding_mask(torch.randint(3, 50, (4, 9)), PAD), []
     sums_of(layer)
     for turns_off in (False, True):
@@ -161,8 +174,9 @@ def test_a_layer_goes_back_once_as_it_came() -> None:
     assert torch.equal(*slopes)
 
 
-def test_the_number_of_threads_may_change_on_the_way() -> None:
-    layer, x = EncoderLayer(config(dropout=0.0)).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+@of_each_kind
+def test_the_number_of_threads_may_change_on_the_way(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype, dropout=0.0)
     mask, slopes, before = padding_mask(torch.randint(3, 50, (4, 9)), PAD), [], torch.get_num_threads()
     sums_of(layer)
     for threads in (1, 2):
@@ -176,7 +190,7 @@ def test_the_number_of_threads_may_change_on_the_way() -> None:
 
 
 def test_layers_that_never_go_back_give_up_their_memory() -> None:
-    layer, x = EncoderLayer(config()).bfloat16().train(), torch.randn(4, 9, 64).bfloat16().requires_grad_()
+    layer, x = layer_and_input(KINDS[0])
     sums_of(layer)
     found = fused_layers.run_layer(layer, x, None, [padding_mask(torch.full((4, 9), 5), PAD)])
     assert len(own_stack().live) == 1

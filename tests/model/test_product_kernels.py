@@ -20,44 +20,58 @@ from transduce.model.native.fused_products import (
     multiply,
     multiply_back,
     pair_tile,
+    product_tile,
     suits_product,
 )
-from transduce.model.native.tile import NARROW
+from transduce.model.native.tile import NARROW, Tile
 from transduce.model.native.training import NativeTraining
 from transduce.training.loss import projected_cross_entropy
 
 TILE = pair_tile()
-if TILE is None:
-    pytest.skip("this processor does not multiply pairs of bfloat16", allow_module_level=True)
+TILES = {dtype: tile for dtype in (torch.bfloat16, torch.float32) if (tile := product_tile(dtype)) is not None}
+if not TILES:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("threads")
-by_vectors = pytest.mark.skipif(TILE.amx, reason="this processor has AMX, or it is emulated")
+of_pairs = pytest.mark.skipif(TILE is None, reason="this processor does not multiply pairs of bfloat16")
+by_vectors = pytest.mark.skipif(TILE is None or TILE.amx, reason="this processor has AMX, or it is emulated")
+of_each_kind = pytest.mark.parametrize("dtype", TILES, ids=str)
 
-HALF_STEP = 2.0**-8  # of bfloat16, relative: what rounding once may change
-# Positions, inputs, outputs: one tile and its neighbours, panels of one, two and three vectors, and several of them.
+HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # relative: what rounding once may change
+
+
+def sizes_of(tile: Tile) -> list[tuple[int, int, int]]:
+    """One tile and its neighbours, panels of one, two and three vectors, and several of them."""
+    if tile.amx:
+        return [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224), (1060, 1088, 320)]
+    if tile.lanes == NARROW.lanes:
+        return [(4, 32, 8), (5, 64, 16), (9, 32, 24), (31, 96, 40), (70, 128, 152), (1060, 992, 136)]
+    return [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208), (2100, 992, 272)]
+
+
 SIZES = pytest.mark.parametrize(
-    ("positions", "inputs", "outputs"),
-    [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224), (1060, 1088, 320)]
-    if TILE.amx
-    else [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208), (2100, 992, 272)],
+    ("dtype", "positions", "inputs", "outputs"),
+    [(dtype, *sizes) for dtype, tile in TILES.items() for sizes in sizes_of(tile)],
+    ids=str,
 )
 
 
-def random(*shape: int) -> Tensor:
-    return torch.randn(shape).bfloat16()
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape).to(dtype)
 
 
 def assert_rounded_once(found: Tensor, exact: Tensor, terms: Tensor) -> None:
-    """Sums in float32 err by their terms' sizes; then comes the rounding to bfloat16."""
+    """Sums in float32 err by their terms' sizes; then they are rounded to what was multiplied."""
     error = (found.double() - exact).abs()
-    assert (error <= HALF_STEP * exact.abs() + 1e-5 * terms + 1e-30).all(), float(error.max())
+    assert (error <= HALF_STEP[found.dtype] * exact.abs() + 1e-5 * terms + 1e-30).all(), float(error.max())
 
 
 @SIZES
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_products(positions: int, inputs: int, outputs: int, relu: bool, has_bias: bool) -> None:
-    x, weight, bias = random(positions, inputs), random(outputs, inputs), random(outputs) if has_bias else None
+def test_products(dtype: torch.dtype, positions: int, inputs: int, outputs: int, relu: bool, has_bias: bool) -> None:
+    x, weight = random(positions, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
+    bias = random(outputs, dtype=dtype) if has_bias else None
     found = multiply(x, weight, bias, relu=relu)
     exact = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
     assert_rounded_once(found, exact.clamp_min(0.0) if relu else exact, x.double().abs() @ weight.double().abs().t())
@@ -67,12 +81,16 @@ def test_products(positions: int, inputs: int, outputs: int, relu: bool, has_bia
 @pytest.mark.parametrize("x_is_relu", [False, True])
 @pytest.mark.parametrize("by_x", [False, True])
 @pytest.mark.parametrize("asked", ["both", "neither", "weight", "bias"])
-def test_gradients(positions: int, inputs: int, outputs: int, x_is_relu: bool, by_x: bool, asked: str) -> None:
-    x, weight, gradient = random(positions, inputs), random(outputs, inputs), random(positions, outputs)
+def test_gradients(
+    dtype: torch.dtype, positions: int, inputs: int, outputs: int, x_is_relu: bool, by_x: bool, asked: str
+) -> None:
+    x, weight = random(positions, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
+    gradient = random(positions, outputs, dtype=dtype)
     is_open = None
     if x_is_relu:
         is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
-        x = multiply(random(positions, 64) / 8, random(inputs, 64), None, relu=True, positive=is_open)
+        given_to_relu = random(positions, 64, dtype=dtype) / 8, random(inputs, 64, dtype=dtype)
+        x = multiply(*given_to_relu, None, relu=True, positive=is_open)
     sums = Sums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
@@ -91,8 +109,9 @@ def test_gradients(positions: int, inputs: int, outputs: int, x_is_relu: bool, b
         torch.testing.assert_close((sums.bias - 3.0).double(), counted.sum(dim=0), rtol=1e-5, atol=1e-4)
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    x, weight, bias, gradient = random(100, 64), random(96, 64), random(96), random(100, 96)
+@of_each_kind
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
+    x, weight, bias, gradient = (random(*each, dtype=dtype) for each in ((300, 64), (96, 64), (96,), (300, 96)))
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
@@ -107,6 +126,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
+@of_pairs
 def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias, gradient = random(75, 64), random(96, 64), random(96), random(75, 96)
     found = []
@@ -119,8 +139,9 @@ def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.Monk
     assert all(map(torch.equal, *found))
 
 
-def test_no_number_stays_none() -> None:
-    x, weight = random(20, 32), random(32, 32)
+@of_each_kind
+def test_no_number_stays_none(dtype: torch.dtype) -> None:
+    x, weight = random(20, 32, dtype=dtype), random(32, 32, dtype=dtype)
     x[3] = float("nan")
     for relu in (False, True):
         out = multiply(x, weight, None, relu=relu)
@@ -129,11 +150,12 @@ def test_no_number_stays_none() -> None:
         assert not out[4:].isnan().any()
 
 
-def test_a_projection_is_packed_once_for_all_rows() -> None:
-    weight, total = random(160, 64), torch.zeros(160, 64)
+@of_each_kind
+def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
+    weight, total = random(160, 64, dtype=dtype), torch.zeros(160, 64)
     projection, wanted = PackedProjection(weight), torch.zeros(160, 64).double()
     for positions in (16, 25, 40):
-        x, gradient = random(positions, 64), random(positions, 160)
+        x, gradient = random(positions, 64, dtype=dtype), random(positions, 160, dtype=dtype)
         out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
         projection.logits(x, out)
         projection.back(gradient, x, by_x, total)
@@ -144,33 +166,36 @@ def test_a_projection_is_packed_once_for_all_rows() -> None:
     torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
+@of_each_kind
 @pytest.mark.parametrize("positions", [3, 40, 600])
-def test_the_loss_is_that_of_the_library(positions: int) -> None:
+def test_the_loss_is_that_of_the_library(positions: int, dtype: torch.dtype) -> None:
     """Beyond 256 positions the logits are made in parts."""
     labels = torch.randint(0, 64, (1, positions))
     values = []
     for kernels in (None, NativeTraining()):
         torch.manual_seed(4)
-        hidden, weight = random(1, positions, 32).requires_grad_(), random(64, 32).requires_grad_()
+        hidden, weight = (random(*each, dtype=dtype).requires_grad_() for each in ((1, positions, 32), (64, 32)))
         with training_with(kernels):
             loss = projected_cross_entropy(hidden, weight, labels, pad_id=0, label_smoothing=0.1)
             loss.total.backward()
         assert hidden.grad is not None
         assert weight.grad is not None
         values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float()))
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for one, other in zip(*values, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def test_some_rows_of_a_matrix_learn_alone() -> None:
+@of_each_kind
+def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
     """As queries do where keys and values stand in the same matrix."""
     kernels = NativeTraining()
-    x, weight, bias = random(20, 32).requires_grad_(), random(96, 32).requires_grad_(), random(96).requires_grad_()
+    x, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in ((20, 32), (96, 32), (96,)))
     total, bias_total = torch.ones(96, 32), torch.ones(96)
     add_gradients_to(weight, total)
     add_gradients_to(bias, bias_total)
     out = kernels.linear(x, weight, bias, Rows(32, 64), relu=False)
-    gradient = random(20, 32)
+    gradient = random(20, 32, dtype=dtype)
     out.backward(gradient)
     for each in (total, bias_total):
         assert (each[:32] == 1.0).all()
@@ -180,16 +205,17 @@ def test_some_rows_of_a_matrix_learn_alone() -> None:
     torch.testing.assert_close((bias_total[32:64] - 1.0).double(), gradient.double().sum(dim=0), rtol=1e-5, atol=1e-4)
 
 
-def test_what_does_not_fit_is_left_to_the_library() -> None:
-    assert TILE is not None
-    rows, outputs = (16, 32) if TILE.amx else (8, 16)
-    assert multiplier_of(TILE).layout.least_rows == rows
-    x, weight = random(rows, 32), random(outputs, 32)
+@of_each_kind
+def test_what_does_not_fit_is_left_to_the_library(dtype: torch.dtype) -> None:
+    rows, _, outputs = sizes_of(TILES[dtype])[0]
+    assert multiplier_of(TILES[dtype]).layout.least_rows == rows
+    x, weight = random(rows, 32, dtype=dtype), random(outputs, 32, dtype=dtype)
     assert suits_product(x, weight)
     assert not suits_product(x[:-1], weight)
-    assert not suits_product(random(rows, 48), random(outputs, 48))
-    assert not suits_product(x, random(outputs + outputs // 2, 32))
-    assert not suits_product(x.float(), weight.float())
+    assert not suits_product(random(rows, 48, dtype=dtype), random(outputs, 48, dtype=dtype))
+    assert not suits_product(x, random(outputs + outputs // 2, 32, dtype=dtype))
+    assert not suits_product(x, weight.double())
+    assert not suits_product(x.double(), weight.double())
 
 
 def multiplies_pairs() -> bool:
@@ -231,6 +257,7 @@ def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) 
     assert not tile.amx
 
 
+@of_pairs
 def test_a_small_example_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TILE is not None
     assert fused_products.multiplies_rightly(TILE)
