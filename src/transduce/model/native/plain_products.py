@@ -18,8 +18,8 @@ class PlainMultiplier(PairMultiplier):
         least_rows=8,
         together=8,
         block=1 << 16,
-        depth=1 << 8,
-        sum_tiles=16,
+        depth=1 << 7,
+        sum_tiles=32,
         sum_columns=0,
         kind=F32,
     )
@@ -32,5 +32,5 @@ class PlainMultiplier(PairMultiplier):
 class NarrowMultiplier(PlainMultiplier):
     """With registers of 256 bits, of which there are half as many: 12 hold sums."""
 
-    layout = PlainMultiplier.layout._replace(panel=24, tile_rows=4, least_rows=4, sum_tiles=32)
+    layout = PlainMultiplier.layout._replace(panel=24, tile_rows=4, least_rows=4, sum_tiles=64)
     thread_bytes = layout.block_bytes
