@@ -17,7 +17,7 @@ class PlainMultiplier(PairMultiplier):
         tile_rows=8,
         least_rows=8,
         together=8,
-        block=1 << 16,
+        block=1 << 18,
         depth=1 << 7,
         sum_tiles=32,
         sum_columns=0,
