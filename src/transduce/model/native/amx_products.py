@@ -20,7 +20,8 @@ from transduce.model.native.emit import F32, I8, I16, I32, BFloat, Emitter, Valu
 from transduce.model.native.pair_packing import AMX, Gradient, Matrix, Span, Tiles
 from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, tile_name
 
-_SUMS_BYTES = AMX.sum_tiles * TILE * (AMX.sum_columns // AMX.panel) * 4
+_SUM_COLUMNS = 1 << 10  # of a block of sums, whole panels
+_SUMS_BYTES = AMX.sum_tiles * TILE * (_SUM_COLUMNS // AMX.panel) * 4
 _ROWS_BYTES = AMX.block * 4
 
 
@@ -99,7 +100,7 @@ class AmxMultiplier(PairMultiplier):
         is_whole = k.build.icmp_signed("==", spans, k.number(1))
         many = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
         tiles = k.build.select(is_whole, many, k.number(layout.sum_tiles))
-        columns = k.build.select(is_whole, made.columns, k.number(layout.sum_columns))
+        columns = k.build.select(is_whole, made.columns, k.number(_SUM_COLUMNS))
         rows = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
         each_column, each_tile = k.loop(0, made.columns, columns), k.loop(first, last, tiles)
         with each_column as left, each_tile as start, k.loop(0, made.pairs, depth) as pair:

@@ -14,7 +14,7 @@ from transduce.model.native.amx_attention import AmxAttentionWriter
 from transduce.model.native.attention import AttentionWriter
 from transduce.model.native.attention_places import AMX_KEYS, AttentionPlaces, AttentionShape, room_to_attend
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, own_tile
-from transduce.model.native.fused_products import own_pair_tile, pair_tile
+from transduce.model.native.fused_products import own_product_tile, pair_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile
 
@@ -122,7 +122,7 @@ def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
     """Of heads of this width, as this processor does best."""
     lanes, pairs = own_tile().lanes, pair_tile()
     takes_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
-    return AttentionShape(width, KINDS[dtype], lanes, takes_pairs and own_pair_tile().amx)
+    return AttentionShape(width, KINDS[dtype], lanes, takes_pairs and own_product_tile(torch.bfloat16).amx)
 
 
 def attention_programs(shape: AttentionShape) -> dict[str, Program]:

@@ -77,13 +77,6 @@ def own_product_tile(dtype: torch.dtype) -> Tile:
     return tile
 
 
-def own_pair_tile() -> Tile:
-    """Of bfloat16, where it is known that there is one."""
-    tile = pair_tile()
-    assert tile is not None, "asked for products of a processor that has none"
-    return tile
-
-
 def multiplier_of(tile: Tile) -> type[PairMultiplier]:
     """What writes its products."""
     if tile.kind == "floats":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.model.fused import Polynomials
 from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter
-from transduce.model.native.fused_products import multiplier_of, own_pair_tile, pair_tile
+from transduce.model.native.fused_products import multiplier_of, own_product_tile, pair_tile
 from transduce.model.native.tile import Tile
 from transduce.model.native.training_squares import POLYNOMIALS, SQUARES, SquarePlaces, SquareWriter
 
@@ -56,7 +56,7 @@ def make_orthogonal(
         room=room.data_ptr(),
         room_bytes=room_bytes,
     )
-    _programs(own_pair_tile())["orthogonalize"].run(*places)
+    _programs(own_product_tile(torch.bfloat16))["orthogonalize"].run(*places)
     return [bool(each) for each in done]
 
 

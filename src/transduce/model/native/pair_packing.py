@@ -7,7 +7,6 @@ are summed over: the first two rows' pairs, one for each column, then the next t
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
@@ -40,8 +39,6 @@ class Layout(NamedTuple):
     sum_tiles: int
     """Tiles of rows of a block of sums, to which all pairs are added before the next block has its turn: some whole
     vectors of rows."""
-    sum_columns: int
-    """Columns of that, whole panels; 0: all."""
     kind: Any = I16
     """Of the numbers: bfloat16, or F32."""
 
@@ -61,13 +58,9 @@ class Layout(NamedTuple):
         return 4 // self.group
 
 
-VECTORS = Layout(
-    panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, depth=1 << 8, sum_tiles=32, sum_columns=0
-)
+VECTORS = Layout(panel=48, tile_rows=8, least_rows=8, together=8, block=1 << 16, depth=1 << 8, sum_tiles=32)
 """24 sums in 32 vectors."""
-AMX = Layout(
-    panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, depth=1 << 8, sum_tiles=8, sum_columns=1 << 10
-)
+AMX = Layout(panel=32, tile_rows=32, least_rows=16, together=32, block=1 << 17, depth=1 << 8, sum_tiles=8)
 """Four registers of 16 × 16 sums, of eight."""
 
 
@@ -84,7 +77,7 @@ class Gradient(NamedTuple):
 
     matrix: Matrix
     sums: Value
-    """An address of float32, 0: none, where the sum of each column is added while it is packed."""
+    """An address of float32, 0: none, where the sum of each column is added while it is laid out."""
 
 
 class Tiles(NamedTuple):
@@ -129,7 +122,8 @@ class Packer:
         first, last = k.share(k.build.sdiv(matrix.columns, k.number(k.lanes)), self.thread, self.threads)
         for columns in self._each_strip(first, last):
             targets = [self._target(to, column, matrix.columns, pairs) for column in columns]
-            with self._each_pair(matrix) as (pair, rows):
+            with k.loop(0, pairs) as pair:
+                rows = self._rows_of(pair)
                 self._fetch(matrix, rows, columns)
                 for column, (target, width) in zip(columns, targets, strict=True):
                     values = [self._load(matrix.place, matrix, row, column) for row in rows]
@@ -196,12 +190,6 @@ class Packer:
         width = k.lesser(k.build.sub(columns, start), k.number(panel))
         return k.at(to, k.sum_of(k.times(start, pairs), k.build.sub(column, start)), I32), width
 
-    @contextmanager
-    def _each_pair(self, matrix: Matrix) -> Iterator[tuple[Value, list[Value]]]:
-        """A pair's number, and its rows."""
-        with self.k.loop(0, self.pairs_of(matrix.rows)) as pair:
-            yield pair, self._rows_of(pair)
-
     def _rows_of(self, pair: Value) -> list[Value]:
         k, group = self.k, self.layout.group
         return [k.sum_of(k.times(pair, group), number) for number in range(group)]
@@ -223,7 +211,7 @@ class Packer:
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
         """Has what is read some rows below fetched into the cache; it is too far apart for the processor to foresee."""
         k = self.k
-        for row, column in product(rows, columns[:: max(1, _LINE_BYTES // (k.lanes * self.layout.bytes))]):
+        for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
             k.fetch(self._place(matrix.place, matrix, k.sum_of(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:

@@ -20,7 +20,6 @@ class PlainMultiplier(PairMultiplier):
         block=1 << 18,
         depth=1 << 7,
         sum_tiles=32,
-        sum_columns=0,
         kind=F32,
     )
     thread_bytes = layout.block_bytes
