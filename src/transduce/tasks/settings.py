@@ -1,6 +1,6 @@
-"""The settings of a run, as tables; `settings_reading.py` reads them.
+"""The settings of a run, one struct for each table of a settings file.
 
-None stands for "choose from the corpus and the machine".
+A value of None means that the setting is chosen from the corpus and the machine.
 """
 
 from typing import Literal
@@ -22,11 +22,8 @@ from transduce.training.settings import TrainingSettings
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is learnt. `task.*` in a settings file."""
+    """The kind of task and its own settings: `task.*` in a settings file."""
 
-    # translation: one text from another; language-model: to continue a text; denoising: to mend a spoilt text, before
-    # another task is learnt; masked-language-model: to find hidden pieces (BERT); classification: labels of texts;
-    # parsing: constituency trees; time-series: what numbers come next.
     kind: Literal[
         "translation",
         "language-model",
@@ -36,20 +33,30 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "parsing",
         "time-series",
     ] = "translation"
-    # Of a language model, masked or not, and of classification: pieces that are seen at a time, at most.
+    """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
+    pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
+    parsing: constituency trees; time-series: forecast numbers."""
+
     context: int | None = None
-    # Of denoising: how text is spoilt.
+    """Largest number of tokens that a language model (masked or not) or a classifier sees at a time."""
+
     noise: NoiseSettings | None = None
-    # Of a masked language model: what is hidden, and how.
+    """Denoising: how the text is noised."""
+
     masking: MaskingSettings | None = None
-    # Of a masked language model: whether it also learns if one stretch of text follows another; None: it does.
+    """Masked language model: which tokens are hidden, and how."""
+
     next_sentence: bool | None = None
-    # Of parsing: whether the tag of each word is written too; None: it is.
+    """Masked language model: also learn whether one stretch of text follows another; None: true."""
+
     tags: bool | None = None
-    # Of parsing: of what lies between two words, so many most frequent runs of symbols are one piece each; None: 1,000.
+    """Parsing: also write the part-of-speech tag of each word; None: true."""
+
     merges: int | None = None
-    # Of time series: what is read of them, and what is foretold.
+    """Parsing: the number of most frequent runs of symbols between two words that become one token each; None: 1,000."""
+
     series: SeriesSettings | None = None
+    """Time series: which columns are read, and what is forecast."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -59,31 +66,45 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where the text is. `data.*` in a settings file."""
+    """The files of the corpus: `data.*` in a settings file."""
 
-    # Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source alone. A task that
-    # learns from text alone has its files here.
     source: tuple[str, ...] = ()
+    """Training text: the source side, line by line; or files of pairs (.tsv, .jsonl); or, for a task that learns from
+    text alone, its files."""
+
     target: tuple[str, ...] = ()
-    # In place of files: the folder that `transduce prepare` wrote. It stays where it is, and is read from there.
+    """The translations of `source`, line by line: as many files, in the same order. Empty for files of pairs."""
+
     prepared: str | None = None
+    """The folder that `transduce prepare` wrote, instead of files. Training reads it where it is."""
+
     format: Format = "auto"
-    # The dev set; a part of the training pairs is held out where there is none.
+    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and `target`, or
+    with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from text
+    alone; `auto`: by suffix."""
+
     dev_source: tuple[str, ...] = ()
+    """The source side of the dev set; if there is none, a part of the training pairs is held out."""
+
     dev_target: tuple[str, ...] = ()
-    # Those of `source` that a machine wrote, by translating their targets back: a tag begins each sentence of theirs,
-    # and none of them is held out as a dev set.
+    """The target side of the dev set."""
+
     back_translated: tuple[str, ...] = ()
-    # Text in the target's language that nobody translated: `transduce train` first trains the other direction, has it
-    # translated back, and learns from that too.
+    """Files of `source` that are machine translations of their targets. A tag starts each of their sentences, and none
+    of their pairs is held out as a dev set."""
+
     monolingual: tuple[str, ...] = ()
-    # In place of `target`: the folder of a model that `transduce train` has translate `source` first; several translate
-    # together.
+    """Text in the target language without translations. `transduce train` first trains a model of the other direction,
+    translates this text back with it, and then trains on the result too."""
+
     teacher: tuple[str, ...] = ()
-    # Source and target language; the files' suffixes where nothing is said.
+    """Folders of models that translate `source` first, as an ensemble, instead of `target` (distillation)."""
+
     languages: tuple[str, str] | None = None
-    # Pairs that are left out.
+    """Source and target language; None: the suffixes of the files."""
+
     filters: FilterSettings = FilterSettings()
+    """Which pairs are left out."""
 
     def __post_init__(self) -> None:
         for code in self.languages or ():
@@ -102,7 +123,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How text is cut into pieces. `tokenizer.*` in a settings file."""
+    """The vocabulary and how it is learned: `tokenizer.*` in a settings file."""
 
     kind: Literal["bpe", "unigram", "character"] = "bpe"
     vocabulary_size: int | None = None
@@ -110,12 +131,12 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     byte_fallback: bool | None = None
     character_coverage: float | None = None
     nfc: bool = False
-    # Files of further text that the vocabulary is learnt from, such as the other language's before a translation.
     text: tuple[str, ...] = ()
+    """Files of further text to learn the vocabulary from, such as text in the other language before pretraining."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model. `model.*` in a settings file; what is not said follows the task and the preset."""
+    """The model: `model.*` in a settings file. A field that is None follows the task and the preset."""
 
     kind: Kind | None = None
     num_encoder_layers: int | None = None
@@ -167,17 +188,20 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run."""
+    """All settings of a run, as a settings file has them."""
 
-    # tiny, small, base, big; paper-base, paper-big. Chosen by the number of pairs where nothing is said.
     preset: str | None = None
-    # The folder of a model whose weights training begins with; its tokenizer and its model's settings are kept.
+    """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
+
     start_from: str | None = None
+    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings."""
+
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
     tokenizer: VocabularySettings = VocabularySettings()
-    # Embeddings that begin as word vectors; where nothing stands here they are random.
     word_vectors: WordVectorSettings | None = None
+    """Word vectors that the embeddings start from; None: random embeddings."""
+
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()
