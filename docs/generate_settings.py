@@ -30,7 +30,7 @@ Struct = type[msgspec.Struct]
 _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelSettings: ModelConfig}
 
 MEANINGS = {
-    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a unigram language model over tokens; "
+    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a unigram model over tokens; "
     "`character`: every character is a token.",
     "tokenizer.character_coverage": "Share of the characters (by frequency) that get a token.",
     "training.accumulate": "Number of micro-batches in a step; their gradients are added.",
@@ -38,14 +38,14 @@ MEANINGS = {
     "training.schedule": "How the learning rate changes after the warm-up: as 1/√step (the paper), linearly or by a "
     "cosine to 0, or not at all.",
     "training.warmup_steps": "Steps in which the learning rate rises from 0.",
-    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: layer matrices take a step along the orthogonalized "
-    "momentum of the gradient (Jordan et al. 2024), and Adam updates the rest.",
+    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: layer matrices take a step along the "
+    "orthogonalized momentum of the gradient (Jordan et al. 2024), and Adam updates the rest.",
     "training.momentum": "Muon: decay of the moving average of the gradients.",
     "training.beta1": "Adam (section 5.3): decay of the moving average of the gradients.",
     "training.beta2": "Adam: decay of the moving average of the squared gradients.",
     "training.epsilon": "Adam: the number that is added to the divisor.",
-    "training.weight_decay": "Decoupled weight decay, as in AdamW: each step multiplies a matrix by 1 - learning rate × "
-    "decay. Biases and norms do not decay.",
+    "training.weight_decay": "Decoupled weight decay, as in AdamW: each step multiplies a matrix by 1 - learning rate "
+    "× decay. Biases and norms do not decay.",
     "training.label_smoothing": "ε of section 5.4.",
     "training.precision": "Data type in which the model computes; master weights and moments are float32.",
     "training.report_every": "Steps between reports.",
@@ -282,9 +282,9 @@ def page() -> str:
         "",
         "    transduce train settings.toml --out DIR --set training.steps=2000",
         "",
-        "A settings file is TOML; `--set` changes one value. An unknown name is an error with a suggestion. *Chosen* means",
-        "that the rules at the end of this page choose the value from the corpus and the machine. `--dry-run` shows every",
-        "choice with its reason. The settings that a run used are in `settings.toml` in its folder.",
+        "A settings file is TOML; `--set` changes one value. An unknown name is an error with a suggestion. *Chosen*",
+        "means that the rules at the end of this page choose the value from the corpus and the machine. `--dry-run` shows",
+        "every choice with its reason. The settings that a run used are in `settings.toml` in its folder.",
     ]
     for prefix, struct, names in tables():
         if names:

@@ -53,7 +53,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Parsing: also write the part-of-speech tag of each word; None: true."""
 
     merges: int | None = None
-    """Parsing: the number of most frequent runs of symbols between two words that become one token each; None: 1,000."""
+    """Parsing: how many of the most frequent runs of symbols between two words become one token each; None: 1,000."""
 
     series: SeriesSettings | None = None
     """Time series: which columns are read, and what is forecast."""
@@ -79,9 +79,9 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The folder that `transduce prepare` wrote, instead of files. Training reads it where it is."""
 
     format: Format = "auto"
-    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and `target`, or
-    with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from text
-    alone; `auto`: by suffix."""
+    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and `target`,
+    or with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from
+    text alone; `auto`: by suffix."""
 
     dev_source: tuple[str, ...] = ()
     """The source side of the dev set; if there is none, a part of the training pairs is held out."""
