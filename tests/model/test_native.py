@@ -405,7 +405,7 @@ def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatc
         piece_scores, totals = logits.new_full((2, batch, count), 99.0).unbind(0)
         return parents, pieces, piece_scores, totals
 
-    monkeypatch.setattr("transduce.model.native.reductions._room_for_candidates", filled)
+    monkeypatch.setattr("transduce.model.native.reductions._allocate_candidates", filled)
     logits = torch.full((2, 4, 100), float("-inf"))
     logits[:, 1, 1] = 2.0  # ends
     logits[:, 2, 30] = 1.0

@@ -243,7 +243,7 @@ def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
     for tile in TILES:
         out = torch.empty_like(x)
         places = DropPlaces(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
-        fused_rows._programs_of(dtype, tile)["drop"].run(*places)
+        fused_rows._kernels_of(dtype, tile)["drop"].run(*places)
         found.append(out)
     assert torch.equal(*found)
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm of rows that a program holds whole."""
+"""Compute LayerNorm and RMSNorm and their gradients, with whole rows in a program."""
 
 import triton
 import triton.language as tl
@@ -9,6 +9,10 @@ def norm(
     x, weight, bias, out, means, roots, count, width, epsilon,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
+
+    Stores each row's mean and inverse standard deviation for the backward pass.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -32,7 +36,10 @@ def norm_back(
     x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every so many-th rows, and adds what weight and bias get of all of them at the end."""
+    """Compute the gradient of x, and add the weight and bias gradients to their sums at the end.
+
+    Programs take blocks of rows in turns. With KEPT, `by_kept` is added to the gradient of x.
+    """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
     factors = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -68,6 +75,7 @@ def add_and_norm(
     x, y, weight, bias, total, out, count, width, epsilon,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute x + y and its norm, for ROWS rows per program; LayerNorm if CENTERED, else RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width

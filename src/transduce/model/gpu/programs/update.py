@@ -1,20 +1,20 @@
-"""An update of parameters that lie in a vector, a block of them by each program."""
+"""Update parameters in one flat vector, a block of elements per program."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _keep(
+def _finish_update(
     master, places, exist, values, gradient, average, working, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
 ):  # fmt: skip
-    """What follows a new value of the masters."""
+    """Store new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
     tl.store(master + places, values, mask=exist)
     tl.store(gradient + places, tl.zeros_like(values), mask=exist)
     if HAS_AVERAGE:
-        before = tl.load(average + places, mask=exist)
-        tl.store(average + places, before + (values - before) * (1.0 - kept), mask=exist)
+        old_average = tl.load(average + places, mask=exist)
+        tl.store(average + places, old_average + (values - old_average) * (1.0 - kept), mask=exist)
     if HAS_WORKING:
         tl.store(working + places, values.to(working.dtype.element_ty), mask=exist)
 
@@ -25,6 +25,7 @@ def adam(
     factor, beta1, beta2, rate, inverse_root, epsilon, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Update the moments and parameters of a block by Adam."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = places < count
     slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
@@ -35,7 +36,7 @@ def adam(
     tl.store(square + places, second, mask=exist)
     values = tl.load(master + places, mask=exist, other=0.0)
     values -= rate * first / (tl.sqrt(second) * inverse_root + epsilon)
-    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+    _finish_update(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
 @triton.jit
@@ -43,20 +44,22 @@ def follow(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Subtract rate × move from the parameters of a block, if there is a move, and refresh what depends on them."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = places < count
     values = tl.load(master + places, mask=exist, other=0.0)
     if HAS_MOVE:
         values -= rate * tl.load(move + places, mask=exist, other=0.0).to(tl.float32)
-    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+    _finish_update(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
 @triton.jit
 def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
+    """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = places < count
     slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
-    known = tl.load(momentum + places, mask=exist, other=0.0)
-    known += (slope - known) * (1.0 - decay)
-    tl.store(momentum + places, known, mask=exist)
-    tl.store(out + places, (slope + (known - slope) * decay).to(out.dtype.element_ty), mask=exist)
+    new_momentum = tl.load(momentum + places, mask=exist, other=0.0)
+    new_momentum += (slope - new_momentum) * (1.0 - decay)
+    tl.store(momentum + places, new_momentum, mask=exist)
+    tl.store(out + places, (slope + (new_momentum - slope) * decay).to(out.dtype.element_ty), mask=exist)
