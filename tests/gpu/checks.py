@@ -164,7 +164,7 @@ def check_softmax() -> None:
 def check_the_trial_tells_right_from_wrong() -> None:
     assert why_not_right(DEVICE) is None
     with mock.patch.object(trial, "add_and_norm", lambda x, y, *_: (x + y, x)):
-        assert why_not_right(DEVICE) == "triton's programs compute something else on it"
+        assert why_not_right(DEVICE) == "triton's kernels give wrong results on it"
     with mock.patch.object(trial, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
         assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
 

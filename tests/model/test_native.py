@@ -284,7 +284,7 @@ def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> N
 @torch.inference_mode()
 @pytest.mark.parametrize("piece", [V, -1])
 def test_pieces_that_the_vocabulary_has_not_are_refused(piece: int) -> None:
-    message = f"numbered from 0 to {V - 1}, but one is {piece}: encode the text with the tokenizer of this model"
+    message = f"token ids range from 0 to {V - 1}, but one is {piece}: encode the text with the tokenizer of this model"
     with pytest.raises(IndexError, match=message):
         start_fast(build({}), torch.tensor([[5, 6, piece, 1]]))
 

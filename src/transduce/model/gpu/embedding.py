@@ -38,8 +38,8 @@ def embed_step(embedding: Embedding, pieces: Tensor, weight: Tensor, position: T
         or embedding.token_types is not None
         or table.dtype != weight.dtype
     ):
-        most = positions.length if isinstance(positions, LearnedPositions) else room
-        return embedding(pieces, weight, position, end=min(room, most))  # type: ignore[no-any-return]
+        limit = positions.length if isinstance(positions, LearnedPositions) else room
+        return embedding(pieces, weight, position, end=min(room, limit))  # type: ignore[no-any-return]
     width = weight.shape[1]
     out = weight.new_empty(*pieces.shape, width)
     block = power_of_2(width)

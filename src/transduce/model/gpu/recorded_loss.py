@@ -100,8 +100,8 @@ class _RecordedLoss:
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Copy a batch and new seeds to the buffer, and compute the loss."""
-        given = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
-        self._inputs.copy_(given.pin_memory() if self._inputs.is_cuda else given, non_blocking=True)
+        inputs = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
+        self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
             self._recorder.record(self)
         return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]

@@ -91,9 +91,9 @@ class GpuSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` steps; returns early once all sentences are done."""
-        most = max((self.bounds.longest[place] for place in self._indices), default=0)
+        longest = max((self.bounds.longest[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
-        for _ in range(min(steps, most - self.length)):
+        for _ in range(min(steps, longest - self.length)):
             self._ensure_capacity()
             if not self._indices:
                 break

@@ -20,9 +20,9 @@ class StepLayer:
     """The modules of a decoder layer, with the projection of cross-attention split into queries and keys/values."""
 
     def __init__(self, layer: DecoderLayer) -> None:
-        own, memory = layer.self_attention, layer.memory_attention
-        self.heads = own.num_heads
-        self.project, self.output = own.projection, own.output
+        self_attention, memory = layer.self_attention, layer.memory_attention
+        self.heads = self_attention.num_heads
+        self.project, self.output = self_attention.projection, self_attention.output
         rows = (memory.widths[0], sum(memory.widths[1:]))
         weight, bias = memory.projection.weight, memory.projection.bias
         self.query, self.key_value = weight.split(rows)

@@ -62,23 +62,23 @@ def _inputs_per_register(tile: Tile) -> int:
 
 def write_rows(k: Emitter, tile: Tile, ending: str, rows: Value, place_of: Callable[[Value], Place]) -> None:
     """Emit the multiplication of all rows by one block of weights; `place_of` returns the arguments from a row on."""
-    place = place_of(k.number(0))
-    ahead = k.at(place.weights, k.times(place.width, tile.weight_bytes, tile.columns), I8)  # the next block of weights
+    args = place_of(k.number(0))
+    ahead = k.at(args.weights, k.times(args.width, tile.weight_bytes, tile.columns), I8)  # the next block of weights
     registers = k.build.sdiv(k.sum_of(rows, REGISTER_ROWS - 1), k.number(REGISTER_ROWS))
     sub_blocks = k.times(registers, tile.vectors // 2)
     lines = k.build.sdiv(k.sum_of(sub_blocks, tile.columns - 1), sub_blocks)
     if tile.planes == 2:
-        k.call(f"amx_{tile.kind}_{ending}_2", *place, rows, ahead, lines)
+        k.call(f"amx_{tile.kind}_{ending}_2", *args, rows, ahead, lines)
         return
     # A remainder of more than 16 rows also counts as a block of 32.
     rest = k.build.srem(rows, k.number(2 * REGISTER_ROWS))
     is_at_most_16 = k.build.icmp_signed("<=", rest, k.number(REGISTER_ROWS))
     whole_blocks = k.build.select(is_at_most_16, k.build.sub(rows, rest), rows)
     with k.where(k.build.icmp_signed(">", whole_blocks, k.number(0))):
-        k.call(f"amx_{tile.kind}_{ending}_2", *place, whole_blocks, ahead, lines)
+        k.call(f"amx_{tile.kind}_{ending}_2", *args, whole_blocks, ahead, lines)
     with k.where(k.build.icmp_signed("<", whole_blocks, rows)):
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
-        prefetched = k.times(lines, k.build.sdiv(whole_blocks, k.number(REGISTER_ROWS)), tile.vectors // 2, place.width)
+        prefetched = k.times(lines, k.build.sdiv(whole_blocks, k.number(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.at(ahead, k.times(prefetched, tile.weight_bytes), I8)
         k.call(f"amx_{tile.kind}_{ending}_1", *place_of(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines)
 
@@ -96,9 +96,9 @@ def configure(k: Emitter, *, halves: bool = False) -> None:
         widths = b"".join(bytes([each, 0]) for each in row_bytes)
         layout = bytes([1]) + bytes(15) + widths + bytes(16) + bytes(rows) + bytes(8)
         kind = ir.ArrayType(I8, len(layout))
-        made = ir.GlobalVariable(k.module, kind, name)
-        made.linkage, made.global_constant, made.align = "internal", True, 64
-        made.initializer = ir.Constant(kind, bytearray(layout))
+        configuration = ir.GlobalVariable(k.module, kind, name)
+        configuration.linkage, configuration.global_constant, configuration.align = "internal", True, 64
+        configuration.initializer = ir.Constant(kind, bytearray(layout))
     k.intrinsic("llvm.x86.ldtilecfg", VOID, k.module.get_global(name))
 
 
@@ -184,15 +184,15 @@ class _Blocks:
 
         After each step along the inputs, `each_step` rows of the previous sub-block are finished.
         """
-        k, tile, place, parts = self.k, self.tile, self.place, self.parts
-        row_bytes = k.times(place.width, tile.planes, tile.weight_bytes)
-        rounded = k.at(place.rounded, k.times(row, row_bytes), I8)
-        next_part = place.width if tile.planes == 2 else k.times(row_bytes, REGISTER_ROWS)
+        k, tile, args, parts = self.k, self.tile, self.place, self.parts
+        row_bytes = k.times(args.width, tile.planes, tile.weight_bytes)
+        rounded = k.at(args.rounded, k.times(row, row_bytes), I8)
+        next_part = args.width if tile.planes == 2 else k.times(row_bytes, REGISTER_ROWS)
         multiply = "llvm.x86.tdpbf16ps" if tile.is_float else "llvm.x86.tdpbusd"
         for number in range(2 * parts):
             zero(k, number)
-        with k.loop(0, k.times(place.width, tile.weight_bytes), REGISTER_BYTES) as first:
-            weight_block = k.at(place.weights, k.sum_of(k.times(first, tile.columns), vector * REGISTER_BYTES), I8)
+        with k.loop(0, k.times(args.width, tile.weight_bytes), REGISTER_BYTES) as first:
+            weight_block = k.at(args.weights, k.sum_of(k.times(first, tile.columns), vector * REGISTER_BYTES), I8)
             for number in range(2):
                 pointer = k.at(weight_block, number * REGISTER_BYTES, I8)
                 stride = k.number(tile.columns * tile.group * tile.weight_bytes)
@@ -212,7 +212,7 @@ class _Blocks:
         k, tile, none = self.k, self.tile, self.k.number(0)
         row_before, column = k.get(self.row_before, none), k.get(self.column_before, none)
         out = k.sum_of(k.times(row_before, self.place.stride), column)
-        place = self.place._replace(
+        args = self.place._replace(
             scales=k.at(self.place.scales, row_before),
             start=k.at(self.place.start, column),
             steps=k.at(self.place.steps, column),
@@ -220,21 +220,21 @@ class _Blocks:
             out=k.at(self.place.out, out, result_type(self.ending)),
         )
         sums = k.at(self.sums, k.build.sub(k.number(4 * self.size), k.get(self.side, none)))
-        initial, kind = (place.bias, F32) if tile.is_float else (place.start, I32)
+        initial, kind = (args.bias, F32) if tile.is_float else (args.start, I32)
         starts = [k.load(k.at(initial, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes)) for vector in range(2)]
         with k.loop(first, k.lesser(last, k.get(self.count_before, none))) as row:
             # Row 16 is the first of the second part, whose sums start two tile registers later.
             part = 0 if tile.planes == 2 else k.build.sdiv(row, k.number(REGISTER_ROWS))
             offset = k.sum_of(k.times(row, tile.lanes), k.times(part, self.size))
-            self._finish_row(place, row, k.at(sums, offset), starts)
+            self._finish_row(args, row, k.at(sums, offset), starts)
 
-    def _finish_row(self, place: Place, row: Value, sums: Value, starts: list[Value]) -> None:
+    def _finish_row(self, args: Place, row: Value, sums: Value, starts: list[Value]) -> None:
         """Emit the epilogue of one row."""
         k, tile, totals = self.k, self.tile, {}
         for vector, start in enumerate(starts):
             pointer = k.at(sums, vector * self.size)
             if tile.is_float:
-                put(k, place, self.ending, row, vector, k.build.fadd(k.load(pointer, k.floats), start))
+                put(k, args, self.ending, row, vector, k.build.fadd(k.load(pointer, k.floats), start))
                 continue
             total = k.load(pointer, k.ints)
             if tile.planes == 2:
@@ -242,4 +242,4 @@ class _Blocks:
                 total = k.build.add(join_halves(k, total), low)
             totals[vector] = k.build.add(total, start)
         if not tile.is_float:
-            finish(k, place, self.ending, row, totals)
+            finish(k, args, self.ending, row, totals)

@@ -84,36 +84,36 @@ class AmxHead(HeadPlaces):
 
         Rows are copied to `room` if too little memory follows the last one.
         """
-        k, given, kind = self.k, self.given, ir.VectorType(I16, 2 * self.k.lanes)
-        rows_available = k.times(k.build.sub(given.batch, self.sentence), given.num_keys)
-        place, stride = k.variable(rows), k.variable(given.key_stride)
+        k, args, kind = self.k, self.given, ir.VectorType(I16, 2 * self.k.lanes)
+        rows_available = k.times(k.build.sub(args.batch, self.sentence), args.num_keys)
+        pointer, stride = k.variable(rows), k.variable(args.key_stride)
         with k.where(k.build.icmp_signed("<", rows_available, self.fill_up(self.length, ROWS))):
             with k.loop(0, self.length) as row:
                 for column in range(0, self.width, 2 * k.lanes):
-                    value = k.load(k.at(rows, k.sum_of(k.times(row, given.key_stride), column), I16), kind)
+                    value = k.load(k.at(rows, k.sum_of(k.times(row, args.key_stride), column), I16), kind)
                     k.store(value, k.at(room, k.sum_of(k.times(row, self.width), column), I16))
-            k.store(room, place)
+            k.store(room, pointer)
             k.store(k.number(self.width), stride)
-        return k.get(place, rows), k.get(stride, given.key_stride)
+        return k.get(pointer, rows), k.get(stride, args.key_stride)
 
-    def _clear(self, place: Value, words: int) -> None:
+    def _clear(self, pointer: Value, words: int) -> None:
         """Zero `words` 32-bit elements."""
         k = self.k
         for start in range(0, words, k.lanes):
-            k.store(ir.Constant(k.ints, None), k.at(place, start, I32))
+            k.store(ir.Constant(k.ints, None), k.at(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
         """Interleave `count` rows by pairs, padded with zero pairs up to half a tile register."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
-        whole = k.build.sdiv(count, k.number(2))
-        with k.loop(0, whole) as pair:
+        full_pairs = k.build.sdiv(count, k.number(2))
+        with k.loop(0, full_pairs) as pair:
             for column in range(0, self.width, k.lanes):
                 low, high = (self._narrow_row(rows, k.sum_of(k.times(pair, 2), n), stride, column) for n in range(2))
                 self._put_pairs(low, high, out, pair, column)
-        last = k.times(whole, 2)
+        last = k.times(full_pairs, 2)
         with k.where(k.build.icmp_signed("<", last, count)):
             for column in range(0, self.width, k.lanes):
-                self._put_pairs(self._narrow_row(rows, last, stride, column), none, out, whole, column)
+                self._put_pairs(self._narrow_row(rows, last, stride, column), none, out, full_pairs, column)
         pairs = self.pairs_of(count)
         with k.loop(pairs, self._filled_pairs(pairs)) as pair:
             self._clear(k.at(out, k.times(pair, self.width), I32), self.width)
@@ -128,9 +128,9 @@ class AmxHead(HeadPlaces):
 
     def _filled_pairs(self, pairs: Value) -> Value:
         """Return the number of pairs that are read, zero padding included."""
-        k, whole = self.k, self._whole_pairs(pairs)
-        has_half = k.build.icmp_signed(">", pairs, whole)
-        return k.build.select(has_half, k.sum_of(whole, _HALF), whole)
+        k, whole_pairs = self.k, self._whole_pairs(pairs)
+        has_half = k.build.icmp_signed(">", pairs, whole_pairs)
+        return k.build.select(has_half, k.sum_of(whole_pairs, _HALF), whole_pairs)
 
     def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
         """Load a bfloat16 vector of a row."""
@@ -139,8 +139,8 @@ class AmxHead(HeadPlaces):
 
     def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
         """Store a vector of pairs."""
-        place = self.k.at(out, self.k.sum_of(self.k.times(pair, self.width), column), I32)
-        self.k.store(self.join(low, high), place)
+        target = self.k.at(out, self.k.sum_of(self.k.times(pair, self.width), column), I32)
+        self.k.store(self.join(low, high), target)
 
     def join(self, low: Value, high: Value) -> Value:
         """Return the pairs of two vectors of bfloat16."""
@@ -160,26 +160,26 @@ class AmxHead(HeadPlaces):
 
     def turn_weights(self, limit: Value) -> Value:
         """Transpose the weight pairs of `limit` keys to a row for each of 16 queries; return the number of pairs."""
-        k, room, pairs = self.k, self.room, self.pairs_of(limit)
-        row, whole = k.build.sdiv(self.filled, k.number(2)), self._whole_pairs(pairs)
+        k, scratch, pairs = self.k, self.room, self.pairs_of(limit)
+        row, whole_pairs = k.build.sdiv(self.filled, k.number(2)), self._whole_pairs(pairs)
         with k.loop(pairs, self._filled_pairs(pairs)) as pair:
-            self._clear(k.at(room.weight_pairs, k.times(pair, k.lanes), I32), k.lanes)
+            self._clear(k.at(scratch.weight_pairs, k.times(pair, k.lanes), I32), k.lanes)
 
         def transpose_block(start: Value, count: int) -> None:
-            pointers = (k.at(room.weight_pairs, k.times(k.sum_of(start, n), k.lanes), I32) for n in range(count))
-            square = [k.load(place, k.ints) for place in pointers]
+            pointers = (k.at(scratch.weight_pairs, k.times(k.sum_of(start, n), k.lanes), I32) for n in range(count))
+            square = [k.load(pointer, k.ints) for pointer in pointers]
             square += [ir.Constant(k.ints, None)] * (k.lanes - count)
             for n, vector in enumerate(transpose(k, square)):
                 if count < k.lanes:
                     vector = k.build.shuffle_vector(
                         vector, vector, ir.Constant(ir.VectorType(I32, count), list(range(count)))
                     )
-                k.store(vector, k.at(room.turned, k.sum_of(k.times(row, n), start), I32))
+                k.store(vector, k.at(scratch.turned, k.sum_of(k.times(row, n), start), I32))
 
-        with k.loop(0, whole, k.lanes) as start:
+        with k.loop(0, whole_pairs, k.lanes) as start:
             transpose_block(start, k.lanes)
-        with k.where(k.build.icmp_signed("<", whole, pairs)):
-            transpose_block(whole, _HALF)
+        with k.where(k.build.icmp_signed("<", whole_pairs, pairs)):
+            transpose_block(whole_pairs, _HALF)
         return pairs
 
     # --- sixteen queries -------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class AmxHead(HeadPlaces):
 
         With `fresh`, the sums replace what `out` holds.
         """
-        k, whole = self.k, self._whole_pairs(pairs)
+        k, whole_pairs = self.k, self._whole_pairs(pairs)
         row = self.width * 4
         for start in range(0, self.width, _BLOCKS * k.lanes):
             columns = range(start, min(start + _BLOCKS * k.lanes, self.width), k.lanes)
@@ -245,14 +245,14 @@ class AmxHead(HeadPlaces):
             def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
                 amx.load(k, registers[0], k.at(left, pair, I32), row_bytes)
                 for number, column in enumerate(columns):
-                    place = k.at(right, k.sum_of(k.times(pair, self.width), column), I32)
-                    amx.load(k, registers[1], place, k.number(row))
+                    pointer = k.at(right, k.sum_of(k.times(pair, self.width), column), I32)
+                    amx.load(k, registers[1], pointer, k.number(row))
                     self._multiply(number, *registers)
 
-            with k.loop(0, whole, ROWS) as pair:
+            with k.loop(0, whole_pairs, ROWS) as pair:
                 add(pair, (_LEFT, _RIGHT))
-            with k.where(k.build.icmp_signed("<", whole, pairs)):
-                add(whole, (_HALF_LEFT, _HALF_RIGHT))
+            with k.where(k.build.icmp_signed("<", whole_pairs, pairs)):
+                add(whole_pairs, (_HALF_LEFT, _HALF_RIGHT))
             for number, column in enumerate(columns):
                 amx.store(k, number, k.at(out, column), row)
 

@@ -117,8 +117,8 @@ class _Panels:
                 for n, _ in registers:
                     amx.zero(k, n)
             with more:
-                for n, place in registers:
-                    amx.load(k, n, place, k.number(amx.REGISTER_BYTES))
+                for n, pointer in registers:
+                    amx.load(k, n, pointer, k.number(amx.REGISTER_BYTES))
         last = k.build.sub(args.rows, k.number(PART_ROWS))
         parts = [k.lesser(k.sum_of(k.times(number, TILE_ROWS), part * PART_ROWS), last) for part in range(PARTS)]
         steps = k.build.sdiv(count, args.step)
@@ -127,15 +127,15 @@ class _Panels:
             with is_finished:
                 for n, _ in registers:
                     offset = n // VECTORS * PART_ROWS * AMX.panel + n % VECTORS * k.lanes
-                    place = k.at(self.made, k.sum_of(k.get(self.side, count), offset))
-                    amx.store(k, n, place, AMX.panel * 4)
+                    pointer = k.at(self.made, k.sum_of(k.get(self.side, count), offset))
+                    amx.store(k, n, pointer, AMX.panel * 4)
                 k.store(k.build.sub(k.number(TILE), k.get(self.side, count)), self.side)
                 k.store(k.number(TILE_ROWS), self.rows_made)
                 for variable, part in zip(self.parts_made, parts, strict=True):
                     k.store(part, variable)
             with is_partial:
-                for n, place in registers:
-                    amx.store(k, n, place)
+                for n, pointer in registers:
+                    amx.store(k, n, pointer)
 
     def _multiply(self, left: Value, parts: list[Value]) -> None:
         """Emit the sums of a tile; after every 16 pairs some rows of the previous tile are finished."""

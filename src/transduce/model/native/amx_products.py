@@ -57,73 +57,73 @@ class AmxMultiplier(PairMultiplier):
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
-    def multiply(self, made: Product, thread: Value, threads: Value) -> None:
+    def multiply(self, gemm: Product, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread packs and computes some rows."""
         amx.configure(self.k)
-        if made.ending == "mix":
-            super().multiply(made, thread, threads)
+        if gemm.ending == "mix":
+            super().multiply(gemm, thread, threads)
         else:
             packer = self.packer(self.k, self.layout, thread, threads)
-            for block in self._each_block(made, thread, threads):
-                matrix = Matrix(made.left, made.rows, self.k.times(made.pairs, 2))
+            for block in self._each_block(gemm, thread, threads):
+                matrix = Matrix(gemm.left, gemm.rows, self.k.times(gemm.pairs, 2))
                 packer.lay_rows(matrix, block.tiles, block.span, block.rows)
-                self._multiply_block(made, block)
+                self._multiply_block(gemm, block)
         amx.release(self.k)
         self.k.finish_streams()
 
-    def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
+    def multiply_lower(self, gemm: Product, thread: Value, threads: Value) -> None:
         """Emit the part of a square result on and below the diagonal."""
         amx.configure(self.k)
-        super().multiply_lower(made, thread, threads)
+        super().multiply_lower(gemm, thread, threads)
         amx.release(self.k)
 
-    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
+    def add_up(self, gemm: Product, given: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
-        with k.where(k.build.or_(k.is_given(made.out), k.is_given(given.sums))):
+        with k.where(k.build.or_(k.is_given(gemm.out), k.is_given(given.sums))):
             amx.configure(k)
             packer = self.packer(k, self.layout, thread, threads)
-            for block in self._each_block(made, thread, threads):
+            for block in self._each_block(gemm, thread, threads):
                 is_first = k.build.icmp_signed("==", block.columns[0], k.number(0))  # column sums are added only once
                 counted = given._replace(sums=k.build.select(is_first, given.sums, k.number(0)))
                 packer.lay_gradient(counted, block.tiles, block.span, block.rows)
-                with k.where(k.is_given(made.out)):
-                    self._multiply_block(made, block)
+                with k.where(k.is_given(gemm.out)):
+                    self._multiply_block(gemm, block)
             amx.release(k)
 
-    def _each_block(self, made: Product, thread: Value, threads: Value) -> Iterator[_Block]:
+    def _each_block(self, gemm: Product, thread: Value, threads: Value) -> Iterator[_Block]:
         """Emit a loop over the thread's blocks; yields once, and code emitted for that block runs for all.
 
         If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
         """
         k, layout = self.k, self.layout
-        first, last = self._own_tiles(made, thread, threads)
-        steps = k.build.sdiv(made.pairs, k.number(STEP))
-        spans = self._ceil_div(made.pairs, layout.depth)
+        first, last = self._own_tiles(gemm, thread, threads)
+        steps = k.build.sdiv(gemm.pairs, k.number(STEP))
+        spans = self._ceil_div(gemm.pairs, layout.depth)
         depth = k.times(self._ceil_div(steps, spans), STEP)
         is_whole = k.build.icmp_signed("==", spans, k.number(1))
         tiles_that_fit = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
         tiles = k.build.select(is_whole, tiles_that_fit, k.number(layout.sum_tiles))
-        columns = k.build.select(is_whole, made.columns, k.number(_SUM_COLUMNS))
-        rows = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
-        each_column, each_tile = k.loop(0, made.columns, columns), k.loop(first, last, tiles)
-        with each_column as left, each_tile as start, k.loop(0, made.pairs, depth) as pair:
-            span = Span(pair, k.lesser(depth, k.build.sub(made.pairs, pair)))
+        columns = k.build.select(is_whole, gemm.columns, k.number(_SUM_COLUMNS))
+        rows = k.place(k.sum_of(gemm.room, k.times(thread, self.thread_bytes)))
+        each_column, each_tile = k.loop(0, gemm.columns, columns), k.loop(first, last, tiles)
+        with each_column as left, each_tile as start, k.loop(0, gemm.pairs, depth) as pair:
+            span = Span(pair, k.lesser(depth, k.build.sub(gemm.pairs, pair)))
             yield _Block(
                 rows=rows,
                 waiting=k.at(rows, _ROWS_BYTES // 4),
                 tiles=Tiles(start, k.lesser(k.sum_of(start, tiles), last)),
-                columns=(left, k.lesser(k.sum_of(left, columns), made.columns)),
+                columns=(left, k.lesser(k.sum_of(left, columns), gemm.columns)),
                 span=span,
                 begins=k.build.zext(k.build.icmp_signed("==", pair, k.number(0)), pair.type),
-                ends=k.build.zext(k.build.icmp_signed("==", k.sum_of(*span), made.pairs), pair.type),
+                ends=k.build.zext(k.build.icmp_signed("==", k.sum_of(*span), gemm.pairs), pair.type),
             )
 
-    def _ceil_div(self, whole: Value, parts: Value | int) -> Value:
+    def _ceil_div(self, count: Value, parts: Value | int) -> Value:
         """Return a quotient rounded up."""
-        return self.k.build.sdiv(self.k.sum_of(whole, parts, -1), self.k.number(parts))
+        return self.k.build.sdiv(self.k.sum_of(count, parts, -1), self.k.number(parts))
 
-    def _multiply_block(self, made: Product, block: _Block) -> None:
+    def _multiply_block(self, gemm: Product, block: _Block) -> None:
         """Emit the multiplication of a block by one panel after another."""
         k, panel = self.k, self.layout.panel
         (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
@@ -134,7 +134,7 @@ class AmxMultiplier(PairMultiplier):
             next_column = k.build.select(is_last, left, following)
             pair = k.build.select(is_last, k.sum_of(*block.span), block.span.first)
             number = k.build.sdiv(k.build.sub(column, left), k.number(panel))
-            places = PanelPlaces(
+            args = PanelPlaces(
                 left=block.rows,
                 tile_bytes=k.times(block.span.count, TILE_ROWS * 4),
                 part_bytes=part_bytes,
@@ -143,47 +143,47 @@ class AmxMultiplier(PairMultiplier):
                 waiting=k.at(block.waiting, k.times(number, tiles, TILE)),
                 begins=block.begins,
                 ends=block.ends,
-                ahead=self._panel_from(made, next_column, panel, Span(pair, block.span.count)),
-                **self._places(made, column, block.span),
+                ahead=self._panel_from(gemm, next_column, panel, Span(pair, block.span.count)),
+                **self._places(gemm, column, block.span),
                 first=block.tiles.first,
                 last=block.tiles.last,
                 step=k.number(1),
             )
-            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
+            k.call(tile_name(gemm.ending, VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _panel(
-        self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
+        self, gemm: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
     ) -> None:
         """Emit the multiplication of unpacked rows, whose number is a multiple of a tile's, by one panel."""
         k, (first, last, step) = self.k, tiles
-        row_bytes = k.times(made.pairs, 4)
-        places = PanelPlaces(
-            left=k.at(made.left, k.times(first, TILE_ROWS, made.pairs), I32),
+        row_bytes = k.times(gemm.pairs, 4)
+        args = PanelPlaces(
+            left=k.at(gemm.left, k.times(first, TILE_ROWS, gemm.pairs), I32),
             tile_bytes=k.times(row_bytes, TILE_ROWS, k.number(step)),
             part_bytes=k.times(row_bytes, amx.REGISTER_ROWS),
             row_bytes=row_bytes,
             step_bytes=k.number(amx.REGISTER_BYTES),
-            waiting=made.left,
+            waiting=gemm.left,
             begins=k.number(1),
             ends=k.number(1),
-            ahead=self._panel_from(made, k.sum_of(column, width), width, span),
-            **self._places(made, column, span),
+            ahead=self._panel_from(gemm, k.sum_of(column, width), width, span),
+            **self._places(gemm, column, span),
             first=first,
             last=last,
             step=k.number(step),
         )
         with k.where(k.build.icmp_signed("<", first, last)):
-            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
+            k.call(tile_name(gemm.ending, VECTORS), *args, *self._values_from(gemm, column, column))
 
-    def _places(self, made: Product, column: Value, span: Span) -> dict[str, Value]:
+    def _places(self, gemm: Product, column: Value, span: Span) -> dict[str, Value]:
         """Return the arguments that do not depend on the rows' layout."""
         k = self.k
         return {
-            "panel": self._panel_from(made, column, self.layout.panel, span),
+            "panel": self._panel_from(gemm, column, self.layout.panel, span),
             "depth": span.count,
-            "out": k.at(k.place(made.out), column, F32 if made.ending == "add" else I16),
-            "stride": made.columns,
-            "rows": made.rows,
+            "out": k.at(k.place(gemm.out), column, F32 if gemm.ending == "add" else I16),
+            "stride": gemm.columns,
+            "rows": gemm.rows,
         }
 
     def _narrow_panels(self) -> Sequence[int]:
@@ -196,33 +196,33 @@ class AmxMultiplier(PairMultiplier):
             args, values = PanelPlaces(*arguments[: len(PLACES)]), arguments[len(PLACES) :]
             starts = self._bias(VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * VECTORS
 
-            def fetch(place: Value) -> None:
+            def fetch(offset: Value) -> None:
                 if ending == "add":
                     for vector in range(VECTORS):
-                        k.fetch(k.at(args.out, k.sum_of(place, vector * k.lanes)), to_write=True)
+                        k.fetch(k.at(args.out, k.sum_of(offset, vector * k.lanes)), to_write=True)
                 elif ending == "bias":
                     with k.where(k.is_given(values[4])):
-                        k.fetch(k.at(k.place(values[4]), k.build.sdiv(place, k.number(8)), I8))
+                        k.fetch(k.at(k.place(values[4]), k.build.sdiv(offset, k.number(8)), I8))
 
-            def finish(sums: Value, place: Value) -> None:
+            def finish(sums: Value, offset: Value) -> None:
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
-                self._finish_row(ending, totals, args.out, place, values)
+                self._finish_row(ending, totals, args.out, offset, values)
 
             write_panels(k, args, Ends(fetch, finish))
 
-    def _finish_row(self, ending: Ending, totals: list[Value], out: Value, place: Value, values: list[Value]) -> None:
+    def _finish_row(self, ending: Ending, totals: list[Value], out: Value, offset: Value, values: list[Value]) -> None:
         """Emit the epilogue of one row of a panel's columns."""
         k = self.k
         if ending != "bias":
             for vector, total in enumerate(totals):
-                self._finish(ending, total, out, k.sum_of(place, vector * k.lanes), values)
+                self._finish(ending, total, out, k.sum_of(offset, vector * k.lanes), values)
             return
         low, high = (self._clamp_below(total, values[1]) for total in totals)
         kind = ir.VectorType(BFloat(), 2 * k.lanes)
         rounded = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
-        rounded = self._apply_relu_masks(k.build.bitcast(rounded, ir.VectorType(I16, 2 * k.lanes)), place, values)
-        target = k.at(out, place, I16)
+        rounded = self._apply_relu_masks(k.build.bitcast(rounded, ir.VectorType(I16, 2 * k.lanes)), offset, values)
+        target = k.at(out, offset, I16)
         with k.build.if_else(k.is_given(values[2])) as (streamed, stored):
             with streamed:
                 k.stream(rounded, target)

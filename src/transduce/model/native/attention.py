@@ -57,8 +57,8 @@ class _Contexts(Head):
         keys, values = self.begin()
         self.turn(keys, self.room.turned_keys)
         self.widen(values, self.room.values)
-        for first, many in self.groups(self.k.number(0), self.given.num_queries):
-            self._attend(Queries(first, many, self.k.number(0)))
+        for first, count in self.groups(self.k.number(0), self.given.num_queries):
+            self._attend(Queries(first, count, self.k.number(0)))
 
     def _attend(self, group: Queries) -> None:
         """Emit the attention of a group of queries."""
@@ -71,16 +71,16 @@ class _Contexts(Head):
     def _scores(self, limits: list[Value]) -> list[Value]:
         """Store masked scores in the weights' array, and return the greatest score of each query."""
         k = self.k
-        most = [k.variable(k.splat(_NEVER)) for _ in limits]
+        greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, product in enumerate(self.products(self.room.turned_keys, start, self.room.queries, len(limits))):
                 seen = k.build.select(self.inside(start, limits[n]), product, k.splat(_NEVER))
-                known = k.get(most[n], seen)
-                k.store(k.greater(seen, known), most[n])
+                greatest_so_far = k.get(greatest[n], seen)
+                k.store(k.greater(seen, greatest_so_far), greatest[n])
                 k.store(seen, self.row(self.room.weights, n, start))
-        return [k.greatest(k.get(each, k.splat(0.0))) for each in most]
+        return [k.greatest(k.get(each, k.splat(0.0))) for each in greatest]
 
-    def _exponentials(self, limits: list[Value], greatest: list[Value], places: list[Value]) -> list[Value]:
+    def _exponentials(self, limits: list[Value], greatest: list[Value], sums: list[Value]) -> list[Value]:
         """Replace scores by their exponentials, and return the inverse of each query's sum.
 
         Also stores each query's greatest score and inverse sum for the backward pass.
@@ -89,16 +89,16 @@ class _Contexts(Head):
         totals = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, total in enumerate(totals):
-                place = self.row(self.room.weights, n, start)
-                value = k.build.fsub(k.load(place, k.floats), k.splat(greatest[n]))
+                pointer = self.row(self.room.weights, n, start)
+                value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
                 value = exponential(k, value, keeps_nan=True)
                 value = k.build.select(self.inside(start, limits[n]), value, k.splat(0.0))
                 k.store(k.build.fadd(k.get(total, value), value), total)
-                k.store(value, place)
+                k.store(value, pointer)
         for n, total in enumerate(totals):
             inverses.append(k.build.fdiv(k.real(1.0), k.total(k.get(total, k.splat(0.0)))))
-            k.store(greatest[n], k.at(places[n], 0))
-            k.store(inverses[n], k.at(places[n], 1))
+            k.store(greatest[n], k.at(sums[n], 0))
+            k.store(inverses[n], k.at(sums[n], 1))
         return inverses
 
     def _contexts(self, group: Queries, limits: list[Value], inverses: list[Value]) -> None:
@@ -133,20 +133,20 @@ class _Gradients(Head):
         self._clear(self.room.value_gradient)
         with k.loop(0, args.num_queries, QUERIES_AT_ONCE) as start:
             stop = k.lesser(k.sum_of(start, QUERIES_AT_ONCE), args.num_queries)
-            for first, many in self.groups(start, stop):
-                self._slopes(Queries(first, many, k.build.sub(first, start)))
-            for first, many in self.groups(start, stop):
-                self._by_queries(Queries(first, many, k.build.sub(first, start)))
-            for first, many in self.groups(k.number(0), k.build.select(self.is_causal, stop, self.length)):
-                self._by_keys(first, many, start, stop)
+            for first, count in self.groups(start, stop):
+                self._slopes(Queries(first, count, k.build.sub(first, start)))
+            for first, count in self.groups(start, stop):
+                self._by_queries(Queries(first, count, k.build.sub(first, start)))
+            for first, count in self.groups(k.number(0), k.build.select(self.is_causal, stop, self.length)):
+                self._by_keys(first, count, start, stop)
         self._store_gradient(self.room.key_gradient, args.key_gradient)
         self._store_gradient(self.room.value_gradient, args.value_gradient)
 
-    def _clear(self, place: Value) -> None:
+    def _clear(self, gradient: Value) -> None:
         """Zero a gradient of L × K float32."""
         k = self.k
         with k.loop(0, k.times(self.given.num_keys, self.shape.width), k.lanes) as number:
-            k.store(k.splat(0.0), k.at(place, number))
+            k.store(k.splat(0.0), k.at(gradient, number))
 
     def _store_gradient(self, gradient: Value, address: Value) -> None:
         """Convert a gradient of keys or values to the element type and store it."""
@@ -184,8 +184,8 @@ class _Gradients(Head):
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, total in enumerate(totals):
                 weight = k.load(self.row(weight_row, n, start), k.floats)
-                place = self.row(slope_row, n, start)
-                k.store(k.build.fmul(weight, k.build.fsub(k.load(place, k.floats), total)), place)
+                pointer = self.row(slope_row, n, start)
+                k.store(k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total)), pointer)
 
     def _by_queries(self, group: Queries) -> None:
         """Emit the gradient of some queries: the sum over keys of score gradient × key."""
@@ -202,23 +202,26 @@ class _Gradients(Head):
                 row = k.times(number, self.given.query_stride)
                 self.give(out, row, columns, total, k.real(self.shape.width**-0.5))
 
-    def _by_keys(self, first: Value, many: int, start: Value, stop: Value) -> None:
+    def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
         """Add the contribution of queries [start, stop) to the gradients of some keys and values."""
-        k, room = self.k, self.room
+        k, scratch = self.k, self.room
         # If causal, queries before the first key see none of these keys.
         is_later = k.build.and_(self.is_causal, k.build.icmp_signed(">", first, start))
         seen = k.build.select(is_later, first, start)
-        pairs = ((room.key_gradient, room.slopes, room.queries), (room.value_gradient, room.weights, room.outer))
+        pairs = (
+            (scratch.key_gradient, scratch.slopes, scratch.queries),
+            (scratch.value_gradient, scratch.weights, scratch.outer),
+        )
         for (gradient, factors, vectors), columns in product(pairs, self.pairs()):
-            places = [
+            pointers = [
                 [k.at(gradient, k.sum_of(k.times(k.sum_of(first, n), self.shape.width), column)) for column in columns]
-                for n in range(many)
+                for n in range(count)
             ]
-            totals = [[k.variable(k.load(place, k.floats)) for place in row] for row in places]
-            with k.loop(k.build.sub(seen, start), k.build.sub(stop, start)) as place:
-                row_columns = self.columns_of(vectors, place, columns)
+            totals = [[k.variable(k.load(pointer, k.floats)) for pointer in row] for row in pointers]
+            with k.loop(k.build.sub(seen, start), k.build.sub(stop, start)) as query:
+                row_columns = self.columns_of(vectors, query, columns)
                 for n, total in enumerate(totals):
-                    self.add(total, k.load(self.row(factors, place, k.sum_of(first, n))), row_columns)
-            for row, total in zip(places, totals, strict=True):
+                    self.add(total, k.load(self.row(factors, query, k.sum_of(first, n))), row_columns)
+            for row, total in zip(pointers, totals, strict=True):
                 for at, each in zip(row, total, strict=True):
                     k.store(k.get(each, k.splat(0.0)), at)

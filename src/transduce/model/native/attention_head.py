@@ -135,8 +135,8 @@ class Head(HeadPlaces):
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
         self.filled = self.fill_up(args.num_keys, k.lanes)
-        whole, queries = k.times(self.filled, shape.width), k.lesser(args.num_queries, k.number(QUERIES_AT_ONCE))
-        sizes = [whole] * 6 + [k.times(queries, shape.width)] * 2 + [k.times(queries, self.filled)] * 2
+        key_size, queries = k.times(self.filled, shape.width), k.lesser(args.num_queries, k.number(QUERIES_AT_ONCE))
+        sizes = [key_size] * 6 + [k.times(queries, shape.width)] * 2 + [k.times(queries, self.filled)] * 2
         self.room = Room(*self.places_of(thread, sizes))
 
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
@@ -147,10 +147,10 @@ class Head(HeadPlaces):
         k, together = self.k, TOGETHER
         while together:
             rest = k.build.srem(k.build.sub(stop, start), k.number(together))
-            whole = k.build.sub(stop, rest)
-            with k.loop(start, whole, together) as first:
+            end = k.build.sub(stop, rest)
+            with k.loop(start, end, together) as first:
                 yield first, together
-            start, together = whole, together // 2
+            start, together = end, together // 2
 
     def turn(self, rows: Value, out: Value) -> None:
         """Transpose keys or values in blocks of `lanes`.
@@ -236,8 +236,8 @@ class Head(HeadPlaces):
         """Return a mask of a block's keys that are below a query's limit."""
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
-        left = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
-        return k.build.icmp_signed("<", lanes, left)
+        remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
+        return k.build.icmp_signed("<", lanes, remaining)
 
     def pairs(self) -> list[list[int]]:
         """Return the columns of a head's vectors in groups of two, whose sums fit in the registers."""

@@ -118,11 +118,11 @@ class Emitter:
         The vectors that remain are emitted as a loop over single vectors, whose accumulator number is 0.
         """
         block = AT_ONCE * self.lanes
-        many = self.times(self.build.sdiv(width, self.number(block)), block)
-        with self.loop(0, many, block) as start:
+        blocked_end = self.times(self.build.sdiv(width, self.number(block)), block)
+        with self.loop(0, blocked_end, block) as start:
             for number in range(AT_ONCE):
                 yield self.sum_of(start, number * self.lanes), number
-        with self.loop(many, width, self.lanes) as column:
+        with self.loop(blocked_end, width, self.lanes) as column:
             yield column, 0
 
     def where_any(self, conditions: Value) -> Any:
@@ -385,9 +385,9 @@ class Emitter:
     def variable(self, start: Value) -> Value:
         """Allocate a variable on the stack with an initial value, and return its address."""
         with self.build.goto_entry_block():
-            place = self.build.alloca(start.type)
-        self.build.store(start, place)
-        return place
+            address = self.build.alloca(start.type)
+        self.build.store(start, address)
+        return address
 
     def get(self, place: Value, like: Value) -> Value:
         """Emit a load of a variable whose type is that of `like`."""

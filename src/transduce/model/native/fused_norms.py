@@ -62,8 +62,11 @@ class NormNode(torch.autograd.Function):
         total, by_weight = known_or_new(sum_of_gradients(weight), weight)
         bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
         shares = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        name, back = "rms_back" if bias is None else "norm_back", (by_out, by_residual, shares, total, bias_total)
-        _run(name, (x, weight, bias), ctx.epsilon, sums, by_x, back)
+        name, backward_tensors = (
+            "rms_back" if bias is None else "norm_back",
+            (by_out, by_residual, shares, total, bias_total),
+        )
+        _run(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
         return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
 
 
@@ -73,7 +76,7 @@ def _run(
     epsilon: float,
     sums: Tensor,
     out: Tensor,
-    back: tuple[Tensor | None, ...] = (None,) * 5,
+    backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
     """Run a norm kernel; `back` holds the backward pass's tensors: `gradient`, `kept`, `shares` and the two sums."""
     x, weight, bias = tensors
@@ -86,6 +89,6 @@ def _run(
         float_bits(epsilon),
         sums.data_ptr(),
         out.data_ptr(),
-        *map(address_of, back),
+        *map(address_of, backward_tensors),
     )
     row_programs(x.dtype)[name].run(*arguments)

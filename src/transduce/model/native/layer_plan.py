@@ -197,13 +197,13 @@ class _Part:
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.take(self.rows * 2 * _FLOAT)
-        before = x
+        sublayer_input = x
         if shape.norm_is_before:
-            before = (self.kept if self.keeps_norm else w.room).take(self.bytes)
-            w.norm(x, self.norm_sums, before)
-        self.before = before
-        (self._attend if shape.heads else self._feed_forward)(w, before)
-        w.room.give_back([before])
+            sublayer_input = (self.kept if self.keeps_norm else w.room).take(self.bytes)
+            w.norm(x, self.norm_sums, sublayer_input)
+        self.before = sublayer_input
+        (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
+        w.room.give_back([sublayer_input])
         added = w.room.take(self.bytes)
         w.product(self.inner, self.rows, self.last, added)
         if shape.norm_is_before:
@@ -252,12 +252,12 @@ class _Part:
         if by_added != by_sum:
             scratch.give_back([by_added])
         by_before = scratch.take(self.bytes)
-        before = self.before
+        sublayer_input = self.before
         if shape.norm_is_before and not self.keeps_norm:
-            before = scratch.take(self.bytes)
-            w.norm(self.x, self.norm_sums, before)
-        (self._attend_back if shape.heads else self._feed_forward_back)(w, before, by_inner, by_before)
-        scratch.give_back([before])
+            sublayer_input = scratch.take(self.bytes)
+            w.norm(self.x, self.norm_sums, sublayer_input)
+        (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
+        scratch.give_back([sublayer_input])
         if shape.norm_is_before:
             w.norm_back(self.x, self.norm_sums, by_before, by_sum, by_x)
         else:
@@ -335,8 +335,8 @@ class _Writer:
         """Append out = other + x."""
         self._drop(DropPlaces(x, other, out, self._count, 0, 0))
 
-    def _drop(self, places: DropPlaces) -> None:
-        self.steps.add(self._rows["drop"], places)
+    def _drop(self, arguments: DropPlaces) -> None:
+        self.steps.add(self._rows["drop"], arguments)
 
     @property
     def _count(self) -> int:

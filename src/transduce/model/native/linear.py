@@ -207,10 +207,12 @@ def agrees_with_vectors(tile: Tile) -> bool:
     if tile.is_float:  # AMX adds in another order
         actual, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
         return bool((actual - expected).abs().max() < _SLIGHT * expected.abs().max())
-    tiles = [own._replace(rows=1) for own in (tile, tile.finer)]  # less code to compile
+    tiles = [each_tile._replace(rows=1) for each_tile in (tile, tile.finer)]  # less code to compile
     return all(
-        torch.equal(NativeLinear(weight, None, own)(x), NativeLinear(weight, None, own._replace(amx=False))(x))
-        for own in tiles
+        torch.equal(
+            NativeLinear(weight, None, each_tile)(x), NativeLinear(weight, None, each_tile._replace(amx=False))(x)
+        )
+        for each_tile in tiles
     )
 
 
@@ -221,15 +223,17 @@ def _linear_kernel(tile: Tile) -> Program:
     write_products(k, tile, ("store",))
     with program(k, "linear", 11) as (numbers, thread, threads):
         x, rows, width, rounded, scales, weights, start, steps, bias, outputs, out = numbers
-        places: list[Value] = [k.place(each) for each in (rounded, scales)]
+        pointers: list[Value] = [k.place(each) for each in (rounded, scales)]
         if tile.kind == "floats":
-            places[0] = k.place(x)
+            pointers[0] = k.place(x)
         else:
             write_rounding(k, tile)
-            k.call(f"round_{tile.kind}", k.place(x), rows, width, *places, thread, threads)
+            k.call(f"round_{tile.kind}", k.place(x), rows, width, *pointers, thread, threads)
             k.barrier(threads)
         parameters = [k.place(each) for each in (weights, start, steps, bias)]
-        k.call(f"product_{tile.kind}_store", *places, rows, width, *parameters, outputs, k.place(out), thread, threads)
+        k.call(
+            f"product_{tile.kind}_store", *pointers, rows, width, *parameters, outputs, k.place(out), thread, threads
+        )
     return compile_programs(k, ("linear",))["linear"]
 
 

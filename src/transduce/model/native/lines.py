@@ -43,11 +43,11 @@ class Line:
         return k.greatest(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
-        k, most = self.k, self.k.variable(self.k.real(_NEVER))
+        k, greatest = self.k, self.k.variable(self.k.real(_NEVER))
         with k.loop(k.times(self.blocks, self.block), self.width) as index:
-            value, best = k.load(k.at(self.place, index)), k.get(most, k.real(0.0))
-            k.store(k.greater(value, best), most)
-        return k.get(most, k.real(0.0))
+            value, best = k.load(k.at(self.place, index)), k.get(greatest, k.real(0.0))
+            k.store(k.greater(value, best), greatest)
+        return k.get(greatest, k.real(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
         """Return the greatest logit and the first block that contains it."""
@@ -76,13 +76,13 @@ class Line:
         index = self._find_in_row(value, k.times(number, self.block))
         k.store(k.real(_NEVER), k.at(self.place, index))
         inside = k.build.icmp_signed("<", number, self.blocks)
-        left = k.variable(k.real(0.0))
+        new_maximum = k.variable(k.real(0.0))
         with k.build.if_else(inside) as (then, otherwise):
             with then:
-                k.store(self._block_maximum(number), left)
+                k.store(self._block_maximum(number), new_maximum)
             with otherwise:
-                k.store(self._rest_maximum(), left)
-        k.store(k.get(left, value), k.at(self.maxima, number))
+                k.store(self._rest_maximum(), new_maximum)
+        k.store(k.get(new_maximum, value), k.at(self.maxima, number))
         return value, index
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
@@ -108,18 +108,20 @@ class Line:
 
     def _sum_of_exponentials(self, greatest: Value) -> Value:
         """Return the sum of exp(logit - greatest)."""
-        k, most = self.k, self.k.splat(greatest)
+        k, greatest_vector = self.k, self.k.splat(greatest)
         total = k.variable(k.splat(0.0))
-        whole = k.times(self.blocks, self.block)
-        with k.loop(0, whole, self.block) as start:
+        blocked_end = k.times(self.blocks, self.block)
+        with k.loop(0, blocked_end, self.block) as start:
             for vector in range(_VECTORS):
                 logits = k.load_floats(self.place, k.sum_of(start, vector * k.lanes))
-                term = exponential(k, k.build.fsub(logits, most))
+                term = exponential(k, k.build.fsub(logits, greatest_vector))
                 k.store(k.build.fadd(k.get(total, term), term), total)
         rest = k.variable(k.total(k.get(total, k.splat(0.0))))
-        with k.loop(whole, self.width) as index:
+        with k.loop(blocked_end, self.width) as index:
             logits = k.splat(k.load(k.at(self.place, index)))
-            term = k.build.extract_element(exponential(k, k.build.fsub(logits, most)), ir.Constant(ir.IntType(32), 0))
+            term = k.build.extract_element(
+                exponential(k, k.build.fsub(logits, greatest_vector)), ir.Constant(ir.IntType(32), 0)
+            )
             k.store(k.build.fadd(k.get(rest, term), term), rest)
         return k.get(rest, k.real(0.0))
 
@@ -134,11 +136,11 @@ def find_greatest(k: Emitter, array: Value, count: Value) -> tuple[Value, Value]
 
     One vector behind the array is read too; its elements must be lower.
     """
-    most = k.variable(k.splat(_NEVER))
+    greatest = k.variable(k.splat(_NEVER))
     with k.loop(0, count, k.lanes) as number:
-        value, best = k.load_floats(array, number), k.get(most, k.splat(0.0))
-        k.store(k.greater(value, best), most)
-    value = k.greatest(k.get(most, k.splat(0.0)))
+        value, best = k.load_floats(array, number), k.get(greatest, k.splat(0.0))
+        k.store(k.greater(value, best), greatest)
+    value = k.greatest(k.get(greatest, k.splat(0.0)))
     return value, _find(k, array, value, count)
 
 
@@ -155,9 +157,9 @@ def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
         at_end = k.build.icmp_signed(">=", k.sum_of(current, k.lanes), end)
         done(k.build.or_(k.build.icmp_unsigned("!=", bits, ir.Constant(bits_kind, 0)), at_end))
     offset = k.lowest_bit(k.get(bits_variable, ir.Constant(bits_kind, 0)))
-    found = k.sum_of(k.get(index, end), -k.lanes, offset)
+    index_found = k.sum_of(k.get(index, end), -k.lanes, offset)
     last = k.sum_of(end, -1)
-    return k.build.select(k.build.icmp_signed("<", found, last), found, last)
+    return k.build.select(k.build.icmp_signed("<", index_found, last), index_found, last)
 
 
 def write_refining(k: Emitter, vectors: int) -> None:
@@ -191,10 +193,10 @@ def write_widening(k: Emitter, vectors: int) -> None:
 
 
 def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
-    whole = k.times(k.build.sdiv(outputs, k.number(k.lanes)), k.lanes)
-    with k.loop(0, whole, k.lanes) as column:
+    vector_end = k.times(k.build.sdiv(outputs, k.number(k.lanes)), k.lanes)
+    with k.loop(0, vector_end, k.lanes) as column:
         k.store(k.load_wide(rounded, column, I16), k.at(line, column))
-    with k.loop(whole, outputs) as column:
+    with k.loop(vector_end, outputs) as column:
         bits = k.build.shl(k.build.zext(k.load(k.at(rounded, column, I16), I16), I32), ir.Constant(I32, 16))
         k.store(k.build.bitcast(bits, F32), k.at(line, column))
     with k.loop(outputs, stride) as column:
@@ -217,11 +219,11 @@ class _Output(NamedTuple):
 def _refine_line(k: Emitter, output: _Output, x: Value, line: Value) -> None:
     """Emit the recomputation of the likeliest logits of one row from its state x."""
     block = output.vectors * k.lanes
-    most = k.variable(k.splat(_NEVER))
+    greatest = k.variable(k.splat(_NEVER))
     with k.loop(0, output.stride, block) as column:
-        best = k.get(most, k.splat(0.0))
-        k.store(k.greater(_greatest_of_vectors(k, line, column, output.vectors), best), most)
-    bound = k.splat(k.build.fsub(k.greatest(k.get(most, k.splat(0.0))), k.real(_LIKELY)))
+        best = k.get(greatest, k.splat(0.0))
+        k.store(k.greater(_greatest_of_vectors(k, line, column, output.vectors), best), greatest)
+    bound = k.splat(k.build.fsub(k.greatest(k.get(greatest, k.splat(0.0))), k.real(_LIKELY)))
     with k.loop(0, output.stride, block) as column:
         is_likely_block = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)
         with k.where_any(is_likely_block), k.loop(column, k.sum_of(column, block), k.lanes) as start:
@@ -232,12 +234,12 @@ def _refine_line(k: Emitter, output: _Output, x: Value, line: Value) -> None:
                 k.store(k.build.fadd(exact, k.load(k.at(output.bias, number))), k.at(line, number))
 
 
-def _dot(k: Emitter, output: _Output, one: Value, other: Value) -> Value:
+def _dot(k: Emitter, output: _Output, first: Value, second: Value) -> Value:
     """Return the dot product of two rows."""
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
         sum_so_far, kind = k.get(total, k.splat(0.0)), output.kind
-        k.store(k.madd(k.load_wide(one, column, kind), k.load_wide(other, column, kind), sum_so_far), total)
+        k.store(k.madd(k.load_wide(first, column, kind), k.load_wide(second, column, kind), sum_so_far), total)
     return k.total(k.get(total, k.splat(0.0)))
 
 

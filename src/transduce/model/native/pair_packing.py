@@ -116,8 +116,8 @@ class Packer:
             with k.loop(0, pairs, lanes) as pair:
                 square = []
                 for n in range(lanes):
-                    place = k.sum_of(k.times(k.sum_of(row, n), pairs), pair)
-                    square.append(k.load(k.at(matrix.place, place, I32), k.ints))
+                    offset = k.sum_of(k.times(k.sum_of(row, n), pairs), pair)
+                    square.append(k.load(k.at(matrix.place, offset, I32), k.ints))
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.at(target, k.times(k.sum_of(pair, n), width), I32))
 
@@ -153,8 +153,8 @@ class Packer:
                     for first in range(0, k.lanes, tile_rows):
                         numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
                         number = k.build.sub(k.sum_of(column, first), k.times(tiles.first, tile_rows))
-                        place = k.sum_of(k.times(number, span.count), k.times(pair, tile_rows))
-                        k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, place, I32))
+                        offset = k.sum_of(k.times(number, span.count), k.times(pair, tile_rows))
+                        k.store(k.build.shuffle_vector(joined, joined, numbers), k.at(to, offset, I32))
             with k.where(k.is_given(given.sums)):
                 for column, total in zip(columns, sums, strict=True):
                     self._add_sums(given, column, total)
@@ -162,8 +162,8 @@ class Packer:
     def _add_sums(self, given: Gradient, column: Value, total: Value) -> None:
         """Add the sums of a vector of columns to the gradient's column sums."""
         k = self.k
-        place = k.at(k.place(given.sums), column)
-        k.store(k.build.fadd(k.load_floats(place), k.get(total, k.splat(0.0))), place)
+        pointer = k.at(k.place(given.sums), column)
+        k.store(k.build.fadd(k.load_floats(pointer), k.get(total, k.splat(0.0))), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
         """Join one or two vectors to pairs, and add them to the sums of their columns."""
@@ -177,8 +177,8 @@ class Packer:
     def pairs_of(self, rows: Value) -> Value:
         """Return the number of pairs of `rows` summed rows, padding included."""
         k, together = self.k, self.layout.together
-        whole = k.build.sdiv(k.sum_of(rows, together - 1), k.number(together))
-        return k.times(whole, together // self.layout.group)
+        groups = k.build.sdiv(k.sum_of(rows, together - 1), k.number(together))
+        return k.times(groups, together // self.layout.group)
 
     def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
         """Emit loops over the vectors in [first, last), several at a time; yields the first column of each vector."""

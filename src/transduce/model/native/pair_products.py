@@ -80,26 +80,26 @@ class PairMultiplier:
             for width in (*self._narrow_panels(), self.layout.panel):
                 self._write_tile(ending, width // k.lanes)
 
-    def multiply(self, made: Product, thread: Value, threads: Value) -> None:
+    def multiply(self, gemm: Product, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread computes some rows.
 
         A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before it turns to the
         next block.
         """
         k, tile_rows = self.k, self.layout.tile_rows
-        first, last = self._own_tiles(made, thread, threads)
-        block = k.build.sdiv(k.number(self.layout.block // tile_rows), made.pairs)
+        first, last = self._own_tiles(gemm, thread, threads)
+        block = k.build.sdiv(k.number(self.layout.block // tile_rows), gemm.pairs)
         block = k.build.select(k.build.icmp_signed("<", block, k.number(1)), k.number(1), block)
         with k.loop(first, last, block) as start:
             stop = k.lesser(k.sum_of(start, block), last)
-            self._each_panel(made, lambda _: (start, stop, 1))
+            self._each_panel(gemm, lambda _: (start, stop, 1))
 
-    def _own_tiles(self, made: Product, thread: Value, threads: Value) -> tuple[Value, Value]:
+    def _own_tiles(self, gemm: Product, thread: Value, threads: Value) -> tuple[Value, Value]:
         """Return the thread's range of row tiles."""
         k, tile_rows = self.k, self.layout.tile_rows
-        return k.share(k.build.sdiv(k.sum_of(made.rows, tile_rows - 1), k.number(tile_rows)), thread, threads)
+        return k.share(k.build.sdiv(k.sum_of(gemm.rows, tile_rows - 1), k.number(tile_rows)), thread, threads)
 
-    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
+    def add_up(self, gemm: Product, given: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
 
         For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, which one cache
@@ -107,38 +107,38 @@ class PairMultiplier:
         """
         k, layout = self.k, self.layout
         each = k.lanes // layout.tile_rows  # tiles of a vector of columns
-        first, last = k.share(k.build.sdiv(made.rows, k.number(k.lanes)), thread, threads)
+        first, last = k.share(k.build.sdiv(gemm.rows, k.number(k.lanes)), thread, threads)
         packer = self.packer(k, layout, thread, threads)
-        room = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
+        scratch = k.place(k.sum_of(gemm.room, k.times(thread, self.thread_bytes)))
         rows = k.loop(k.times(first, each), k.times(last, each), layout.sum_tiles)
-        is_asked = k.build.or_(k.is_given(made.out), k.is_given(given.sums))
-        with k.where(is_asked), rows as start, k.loop(0, made.pairs, layout.depth) as pair:
+        is_asked = k.build.or_(k.is_given(gemm.out), k.is_given(given.sums))
+        with k.where(is_asked), rows as start, k.loop(0, gemm.pairs, layout.depth) as pair:
             tiles = Tiles(start, k.lesser(k.sum_of(start, layout.sum_tiles), k.times(last, each)))
-            span = Span(pair, k.lesser(k.number(layout.depth), k.build.sub(made.pairs, pair)))
-            packer.lay_gradient(given, tiles, span, room)
-            before = k.build.neg(k.times(start, layout.tile_rows, span.count))
-            with k.where(k.is_given(made.out)):
-                self._each_panel(made._replace(left=k.at(room, before, I32)), lambda _: (*tiles, 1), span)
+            span = Span(pair, k.lesser(k.number(layout.depth), k.build.sub(gemm.pairs, pair)))
+            packer.lay_gradient(given, tiles, span, scratch)
+            offset = k.build.neg(k.times(start, layout.tile_rows, span.count))
+            with k.where(k.is_given(gemm.out)):
+                self._each_panel(gemm._replace(left=k.at(scratch, offset, I32)), lambda _: (*tiles, 1), span)
 
-    def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
+    def multiply_lower(self, gemm: Product, thread: Value, threads: Value) -> None:
         """Emit the part of a square result on and below the diagonal.
 
         Tiles on the diagonal also compute some elements above it. Threads take tiles in turns. The number of rows is a
         multiple of a tile's.
         """
         k, tile_rows = self.k, self.layout.tile_rows
-        tiles = k.build.sdiv(made.rows, k.number(tile_rows))
+        tiles = k.build.sdiv(gemm.rows, k.number(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
             first = k.build.sdiv(column, k.number(tile_rows))
             offset = k.build.srem(k.sum_of(k.build.sub(thread, first), k.times(threads, tiles)), threads)
             return k.sum_of(first, offset), tiles, threads
 
-        self._each_panel(made, thread_tiles)
+        self._each_panel(gemm, thread_tiles)
 
     def _each_panel(
         self,
-        made: Product,
+        gemm: Product,
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: Span | None = None,
     ) -> None:
@@ -147,53 +147,53 @@ class PairMultiplier:
         `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column.
         """
         k, panel = self.k, self.layout.panel
-        span = span or Span(k.number(0), made.pairs)
-        whole = k.times(k.build.sdiv(made.columns, k.number(panel)), panel)
-        with k.loop(0, whole, panel) as column:
-            self._panel(made, tiles(column), column, panel, span)
+        span = span or Span(k.number(0), gemm.pairs)
+        full_end = k.times(k.build.sdiv(gemm.columns, k.number(panel)), panel)
+        with k.loop(0, full_end, panel) as column:
+            self._panel(gemm, tiles(column), column, panel, span)
         for width in self._narrow_panels():
-            with k.where(k.build.icmp_signed("==", k.build.sub(made.columns, whole), k.number(width))):
-                self._panel(made, tiles(whole), whole, width, span)
+            with k.where(k.build.icmp_signed("==", k.build.sub(gemm.columns, full_end), k.number(width))):
+                self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
         """Return the widths that the last panel may have, besides the full one."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(
-        self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
+        self, gemm: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
     ) -> None:
         """Emit a loop over some row tiles of one panel."""
         k = self.k
         with k.loop(*tiles) as number:
-            self._tile(made, k.times(number, self.layout.tile_rows), column, width, span)
+            self._tile(gemm, k.times(number, self.layout.tile_rows), column, width, span)
 
-    def _tile(self, made: Product, row: Value, column: Value, width: int, span: Span) -> None:
+    def _tile(self, gemm: Product, row: Value, column: Value, width: int, span: Span) -> None:
         """Emit the call for a tile that starts at a row; the last tile starts earlier and recomputes some rows."""
         k, tile_rows = self.k, self.layout.tile_rows
-        row = k.lesser(row, k.build.sub(made.rows, k.number(tile_rows)))
-        first = k.times(row, span.count) if made.ending == "add" else k.sum_of(k.times(row, made.pairs), span.first)
-        left = k.at(made.left, first, I32)
-        panel = self._panel_from(made, column, width, span)
-        place = k.sum_of(k.times(row, made.columns), column)
-        target = k.at(k.place(made.out), place, F32 if made.ending == "add" else self.layout.kind)
-        values = self._values_from(made, column, place)
-        k.call(tile_name(made.ending, width // k.lanes), left, panel, span.count, target, made.columns, *values)
+        row = k.lesser(row, k.build.sub(gemm.rows, k.number(tile_rows)))
+        first = k.times(row, span.count) if gemm.ending == "add" else k.sum_of(k.times(row, gemm.pairs), span.first)
+        left = k.at(gemm.left, first, I32)
+        panel = self._panel_from(gemm, column, width, span)
+        offset = k.sum_of(k.times(row, gemm.columns), column)
+        target = k.at(k.place(gemm.out), offset, F32 if gemm.ending == "add" else self.layout.kind)
+        values = self._values_from(gemm, column, offset)
+        k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
-    def _panel_from(self, made: Product, column: Value, width: int, span: Span) -> Value:
+    def _panel_from(self, gemm: Product, column: Value, width: int, span: Span) -> Value:
         """Return a pointer into the panel that starts at a column, at the first pair of a span."""
         k = self.k
-        return k.at(made.panels, k.sum_of(k.times(column, made.pairs), k.times(span.first, width)), I32)
+        return k.at(gemm.panels, k.sum_of(k.times(column, gemm.pairs), k.times(span.first, width)), I32)
 
-    def _values_from(self, made: Product, column: Value, place: Value) -> tuple[Value, ...]:
+    def _values_from(self, gemm: Product, column: Value, offset: Value) -> tuple[Value, ...]:
         """Return the epilogue's arguments with its addresses moved to the tile's first element."""
         k = self.k
-        if not made.values:
+        if not gemm.values:
             return ()
-        first, *rest = made.values
-        if made.ending == "mix":
-            return (self._advance(first, place), *rest)
+        first, *rest = gemm.values
+        if gemm.ending == "mix":
+            return (self._advance(first, offset), *rest)
         *rest, positive, is_open = rest
-        bits = k.build.sdiv(place, k.number(8))
+        bits = k.build.sdiv(offset, k.number(8))
         return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
@@ -224,35 +224,35 @@ class PairMultiplier:
                     self._add_pair(sums, left, panel, pair, None if ending == "add" else pairs)
             for row, row_sums in enumerate(sums):
                 for vector, total in enumerate(row_sums):
-                    place = k.sum_of(k.times(stride, row), vector * k.lanes)
-                    self._finish(ending, k.get(total, k.splat(0.0)), out, place, values)
+                    offset = k.sum_of(k.times(stride, row), vector * k.lanes)
+                    self._finish(ending, k.get(total, k.splat(0.0)), out, offset, values)
 
-    def _finish(self, ending: Ending, value: Value, out: Value, place: Value, values: list[Value]) -> None:
+    def _finish(self, ending: Ending, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
         k = self.k
         if ending == "add":
-            k.store(k.build.fadd(k.load_floats(out, place), value), k.at(out, place))
+            k.store(k.build.fadd(k.load_floats(out, offset), value), k.at(out, offset))
             return
         if ending == "bias":
-            value = self._apply_relu_masks(self._bits_of(self._clamp_below(value, values[1])), place, values)
-            k.store(value, k.at(out, place, self.layout.kind))
+            value = self._apply_relu_masks(self._bits_of(self._clamp_below(value, values[1])), offset, values)
+            k.store(value, k.at(out, offset, self.layout.kind))
             return
         if ending == "mix":
-            other, of_other, of_product = values
-            mixed = k.variable(k.build.fmul(value, k.splat(of_product)))
-            with k.where(k.is_given(other)):
-                addend = k.load_wide(k.place(other), place, I16)
-                k.store(k.madd(addend, k.splat(of_other), k.get(mixed, value)), mixed)
+            addend_address, addend_factor, sum_factor = values
+            mixed = k.variable(k.build.fmul(value, k.splat(sum_factor)))
+            with k.where(k.is_given(addend_address)):
+                addend = k.load_wide(k.place(addend_address), offset, I16)
+                k.store(k.madd(addend, k.splat(addend_factor), k.get(mixed, value)), mixed)
             value = k.get(mixed, value)
-        k.store(k.narrow(value), k.at(out, place, I16))
+        k.store(k.narrow(value), k.at(out, offset, I16))
 
-    def _apply_relu_masks(self, value: Value, place: Value, values: list[Value]) -> Value:
+    def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
         """Emit the ReLU masks of the ending `bias` for a vector of elements' bits.
 
         Records where elements are positive, and zeros elements whose `is_open` bit is 0.
         """
         k, (positive, is_open) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
-        byte, bits = k.build.sdiv(place, k.number(8)), ir.IntType(value.type.count)
+        byte, bits = k.build.sdiv(offset, k.number(8)), ir.IntType(value.type.count)
         with k.where(k.is_given(positive)):
             mask = k.build.bitcast(k.build.icmp_signed(">", value, zeros), bits)
             k.build.store(mask, k.at(k.place(positive), byte, I8), align=1)
@@ -288,8 +288,8 @@ class PairMultiplier:
         ]
         for row, row_sums in enumerate(sums):
             packed = k.sum_of(k.times(pair, len(sums)), row)
-            place = packed if stride is None else k.sum_of(k.times(stride, row), pair)
-            factor = k.splat(k.load(k.at(left, place, unit), unit))
+            offset = packed if stride is None else k.sum_of(k.times(stride, row), pair)
+            factor = k.splat(k.load(k.at(left, offset, unit), unit))
             for total, column in zip(row_sums, columns, strict=True):
                 k.store(self._multiply_and_add(factor, column, k.get(total, k.splat(0.0))), total)
 

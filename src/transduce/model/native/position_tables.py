@@ -119,17 +119,17 @@ def turn_head(
         first, second = (k.load_wide(source, start, kind) for start in starts)
         if interleaved:
             first, second = (_shuffle(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
-        turned = (
+        rotated = (
             k.build.fsub(k.build.fmul(first, cosine), k.build.fmul(second, sine)),
             k.build.fadd(k.build.fmul(second, cosine), k.build.fmul(first, sine)),
         )
         if interleaved:
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
-            turned = (_shuffle(k, *turned, pairs[: k.lanes]), _shuffle(k, *turned, pairs[k.lanes :]))
-        for start, value in zip(starts, turned, strict=True):
+            rotated = (_shuffle(k, *rotated, pairs[: k.lanes]), _shuffle(k, *rotated, pairs[k.lanes :]))
+        for start, value in zip(starts, rotated, strict=True):
             k.store_narrow(value, target, start, kind)
 
 
-def _shuffle(k: Emitter, one: Value, other: Value, numbers: range | list[int]) -> Value:
+def _shuffle(k: Emitter, first: Value, second: Value, numbers: range | list[int]) -> Value:
     """Emit a vector of elements of two vectors, by their indices."""
-    return k.build.shuffle_vector(one, other, ir.Constant(k.ints, list(numbers)))
+    return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -37,22 +37,22 @@ def write_rounding(k: Emitter, tile: Tile) -> None:
         first, last = k.share(rows, *share)
         with k.loop(first, last) as row:
             source = k.at(x, k.times(row, width))
-            most = k.sums()
+            maxima = k.sums()
             for column, number in k.each_vector(width):
                 size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(source, column))
-                k.add_to(most, number, size, k.greater)
-            greatest = k.greater(k.greatest(k.joined(most, k.greater)), k.real(_LEAST))
+                k.add_to(maxima, number, size, k.greater)
+            greatest = k.greater(k.greatest(k.joined(maxima, k.greater)), k.real(_LEAST))
             k.store(k.build.fdiv(greatest, k.real(float(tile.levels))), k.at(scales, row))
             inverse = k.splat(k.build.fdiv(k.real(float(tile.levels)), greatest))
             target = k.at(rounded, k.times(row, width, tile.planes), tile.element)
             for column, _ in k.each_vector(width):
-                whole = k.nearest(k.build.fmul(k.load_floats(source, column), inverse))
-                moved = k.build.add(whole, ir.Constant(k.ints, [tile.zero] * k.lanes))
-                planes = [moved]
+                rounded_values = k.nearest(k.build.fmul(k.load_floats(source, column), inverse))
+                shifted = k.build.add(rounded_values, ir.Constant(k.ints, [tile.zero] * k.lanes))
+                planes = [shifted]
                 if tile.planes == 2:
                     planes = [
-                        k.build.lshr(moved, k.all_ints(HALF_BITS)),
-                        k.build.and_(moved, k.all_ints(2**HALF_BITS - 1)),
+                        k.build.lshr(shifted, k.all_ints(HALF_BITS)),
+                        k.build.and_(shifted, k.all_ints(2**HALF_BITS - 1)),
                     ]
                 for number, plane in enumerate(planes):
                     narrow = k.build.trunc(plane, ir.VectorType(tile.element, k.lanes))
@@ -87,7 +87,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, start, steps, bias, outputs, out, *share = arguments
         first, last = k.share(k.build.sdiv(outputs, k.number(tile.columns)), *share)
-        whole = k.times(k.build.sdiv(rows, k.number(tile.rows)), tile.rows)
+        full_rows = k.times(k.build.sdiv(rows, k.number(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> Place:
             column = k.times(block, tile.columns)
@@ -105,12 +105,12 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
 
         def by_vectors() -> None:
             with k.loop(first, last) as block:
-                with k.loop(0, whole, tile.rows) as row:
+                with k.loop(0, full_rows, tile.rows) as row:
                     k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *arguments_at(row, block))
                 for count in range(1, tile.rows):
-                    has_count = k.build.icmp_signed("==", k.build.sub(rows, whole), k.number(count))
+                    has_count = k.build.icmp_signed("==", k.build.sub(rows, full_rows), k.number(count))
                     with k.where(has_count):
-                        k.call(f"tile_{tile.kind}_{ending}_{count}", *arguments_at(whole, block))
+                        k.call(f"tile_{tile.kind}_{ending}_{count}", *arguments_at(full_rows, block))
 
         if not tile.amx:
             by_vectors()

@@ -224,8 +224,8 @@ def write_select(k: Emitter) -> None:
                 candidates.add_up(start, count, k.get(row_normalizer, score), score)
             candidates.close()
             live, ended = (
-                _Selected(k, [k.place(each) for each in places], k.times(sentence, room_for))
-                for places, room_for in (
+                _Selected(k, [k.place(each) for each in outputs], k.times(sentence, capacity))
+                for outputs, capacity in (
                     ((args.live_parents, args.live_pieces, args.live_scores, args.live_totals), beam_size),
                     ((args.ended_parents, args.ended_pieces, args.ended_scores, args.ended_totals), count),
                 )
@@ -236,13 +236,13 @@ def write_select(k: Emitter) -> None:
 class _Candidates:
     """The `count` best continuations of each of a sentence's hypotheses, in a thread's scratch space."""
 
-    def __init__(self, k: Emitter, room: Value, whole: Value) -> None:
+    def __init__(self, k: Emitter, scratch: Value, total_count: Value) -> None:
         self.k = k
-        self.whole = whole
-        part = k.sum_of(whole, block_size(k))
-        self.totals = room
-        self.scores = k.at(room, part)
-        self.pieces = k.at(room, k.times(part, 2))  # int64, hence twice the size
+        self.whole = total_count
+        part = k.sum_of(total_count, block_size(k))
+        self.totals = scratch
+        self.scores = k.at(scratch, part)
+        self.pieces = k.at(scratch, k.times(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
         """Convert a hypothesis' logits to log-probabilities, and add its own total to them."""
@@ -261,10 +261,10 @@ class _Candidates:
 class _Selected:
     """The output arrays of one sentence's selected candidates."""
 
-    def __init__(self, k: Emitter, places: list[Value], start: Value) -> None:
+    def __init__(self, k: Emitter, arrays: list[Value], start: Value) -> None:
         self.k = k
-        self.parents, self.pieces = (k.at(place, start, I64) for place in places[:2])
-        self.scores, self.totals = (k.at(place, start) for place in places[2:])
+        self.parents, self.pieces = (k.at(array, start, I64) for array in arrays[:2])
+        self.scores, self.totals = (k.at(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, piece: Value, score: Value, total: Value) -> None:
         """Store a candidate at an index."""

@@ -214,9 +214,9 @@ def write_attention(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, ele
     head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
     with k.function(name, *_ATTEND) as arguments:
         queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *more = arguments
-        near, near_stride, rows, out, scores, room, *share = more
+        near, near_stride, rows, out, scores, scratch_each, *share = more
         first, last = k.share(k.times(rows, heads.number), *share)
-        thread_scores = k.at(scores, k.times(share[0], room))
+        thread_scores = k.at(scores, k.times(share[0], scratch_each))
         with k.loop(first, last) as number:
             row, head_number = (divide(number, k.number(heads.number)) for divide in (k.build.sdiv, k.build.srem))
             column = k.times(head_number, heads.width)
@@ -257,7 +257,7 @@ def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
-        place, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
+        row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
             if kind == "run":
@@ -265,44 +265,44 @@ def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element
             return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            pointer = k.at(first, k.times(entry(number), place.stride), element)
+            pointer = k.at(first, k.times(entry(number), row_args.stride), element)
             return [k.load_wide(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
-        greatest = _write_scores(k, heads, place, count, key_or_value, is_biased=is_biased)
-        total = _write_exponentials(k, place.scores, count, greatest)
-        _write_mean(k, heads, place, count, key_or_value, total)
+        greatest = _write_scores(k, heads, row_args, count, key_or_value, is_biased=is_biased)
+        total = _write_exponentials(k, row_args.scores, count, greatest)
+        _write_mean(k, heads, row_args, count, key_or_value, total)
     return name
 
 
-def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Load, *, is_biased: bool) -> Value:
+def _write_scores(k: Emitter, heads: Heads, row_args: _Row, count: Value, load: _Load, *, is_biased: bool) -> Value:
     """Emit the scaled dot products of the query with all keys; return the greatest.
 
     lanes / 4 keys are processed at once, which reduces their sums together.
     """
-    query = [k.load_floats(place.query, column) for column in range(0, heads.width, k.lanes)]
-    k.store(k.splat(_NEVER), k.at(place.scores, count))
+    query = [k.load_floats(row_args.query, column) for column in range(0, heads.width, k.lanes)]
+    k.store(k.splat(_NEVER), k.at(row_args.scores, count))
     group = k.lanes // 4
-    whole = k.times(k.build.sdiv(count, k.number(group)), group)
+    grouped_end = k.times(k.build.sdiv(count, k.number(group)), group)
 
     def products(number: Value) -> Value:
         total = k.splat(0.0)
-        for query_part, key in zip(query, load(place.keys, number), strict=True):
+        for query_part, key in zip(query, load(row_args.keys, number), strict=True):
             total = k.madd(query_part, key, total)
         return total
 
     def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
         score = k.build.fmul(score, scale)
         if is_biased:
-            score = k.build.fadd(score, k.load(k.at(place.near, number), score.type))
-        k.store(score, k.at(place.scores, number))
+            score = k.build.fadd(score, k.load(k.at(row_args.near, number), score.type))
+        k.store(score, k.at(row_args.scores, number))
         k.store(k.greater(score, k.get(greatest, score)), greatest)
 
-    few = ir.VectorType(F32, group)
-    scales, never = (ir.Constant(few, [ir.Constant(F32, value)] * group) for value in (heads.scale, _NEVER))
+    group_type = ir.VectorType(F32, group)
+    scales, never = (ir.Constant(group_type, [ir.Constant(F32, value)] * group) for value in (heads.scale, _NEVER))
     greatest_few, greatest = k.variable(never), k.variable(k.real(_NEVER))
-    with k.loop(0, whole, group) as first:
+    with k.loop(0, grouped_end, group) as first:
         finish(first, k.totals([products(k.sum_of(first, n)) for n in range(group)]), scales, greatest_few)
-    with k.loop(whole, count) as number:
+    with k.loop(grouped_end, count) as number:
         finish(number, k.total(products(number)), k.real(heads.scale), greatest)
     result = k.get(greatest, k.real(0.0))
     for n in range(group):
@@ -312,25 +312,25 @@ def _write_scores(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Lo
 
 def _write_exponentials(k: Emitter, scores: Value, count: Value, greatest: Value) -> Value:
     """Replace scores by exp(score - greatest), and return their sum."""
-    total, most = k.variable(k.splat(0.0)), k.splat(greatest)
+    total, greatest_vector = k.variable(k.splat(0.0)), k.splat(greatest)
     with k.loop(0, count, k.lanes) as number:
-        weights = exponential(k, k.build.fsub(k.load_floats(scores, number), most))
+        weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
         k.store(weights, k.at(scores, number))
         k.store(k.build.fadd(k.get(total, weights), weights), total)
     return k.total(k.get(total, k.splat(0.0)))
 
 
-def _write_mean(k: Emitter, heads: Heads, place: _Row, count: Value, load: _Load, total: Value) -> None:
+def _write_mean(k: Emitter, heads: Heads, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
     """Emit the weighted mean of the values."""
     columns = range(0, heads.width, k.lanes)
     sums = [k.variable(k.splat(0.0)) for _ in columns]
     with k.loop(0, count) as number:
-        weight = k.splat(k.load(k.at(place.scores, number)))
-        for accumulator, value in zip(sums, load(place.values, number), strict=True):
+        weight = k.splat(k.load(k.at(row_args.scores, number)))
+        for accumulator, value in zip(sums, load(row_args.values, number), strict=True):
             k.store(k.madd(weight, value, k.get(accumulator, weight)), accumulator)
     scale = k.splat(k.build.fdiv(k.real(1.0), total))
     for column, accumulator in zip(columns, sums, strict=True):
-        k.store(k.build.fmul(k.get(accumulator, scale), scale), k.at(place.out, column))
+        k.store(k.build.fmul(k.get(accumulator, scale), scale), k.at(row_args.out, column))
 
 
 def transpose(k: Emitter, rows: list[Value]) -> list[Value]:

@@ -93,14 +93,14 @@ class NativeSearch:
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that may start uninitialized."""
         output, beam_size = self.state.output, self.bounds.beam_size
-        history, found = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "pieces": (torch.int32, history),
             "values": (torch.float32, history),
             "next_pieces": (torch.int32, history),
             "next_values": (torch.float32, history),
-            "found_pieces": (torch.int32, found),
-            "found_values": (torch.float32, found),
+            "found_pieces": (torch.int32, finished),
+            "found_values": (torch.float32, finished),
             "x": (torch.float32, (self.rows, self.state.programs.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
             "select_room": (torch.float32, (self.threads, room_to_select(output.outputs, beam_size, beam_size))),
@@ -286,7 +286,7 @@ class NativeSearch:
 
 
 _INDICES = {
-    kind: {name: place for place, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
+    kind: {name: index for index, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
 }
 
 

@@ -178,7 +178,7 @@ def _write_record(k: Emitter) -> None:
     The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
     input batch.
     """
-    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, place, row, piece, value, ended):
+    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
         fields = Fields(k, numbers)
         length, capacity = fields.get("length"), fields.get("room")
         history = k.times(row, capacity)
@@ -187,11 +187,11 @@ def _write_record(k: Emitter) -> None:
         with k.loop(0, length) as number:
             token_value = k.build.fpext(fields.element("values", k.sum_of(history, number)), F64)
             k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
-        whole = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
+        full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.sum_of(length, 1)
-        score = k.build.fdiv(whole, fields.element("penalties", new_length, F64))
+        score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
         slots = k.sum_of(fields.get("beam_size"), 1)
-        base, count = k.times(place, slots), fields.element("found", place, I64)
+        base, count = k.times(index, slots), fields.element("found", index, I64)
         rank = _rank(fields, (base, count), (score, ended))
         with k.where(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
             slot = fields.element("order", k.sum_of(base, count), I64)
@@ -202,7 +202,7 @@ def _write_record(k: Emitter) -> None:
             target = k.times(slot_index, capacity)
             k.copy(fields.at("pieces", history, I32), fields.at("found_pieces", target, I32), length)
             k.copy(fields.at("values", history), fields.at("found_values", target), length)
-            k.store(k.build.trunc(piece, I32), fields.at("found_pieces", k.sum_of(target, length), I32))
+            k.store(k.build.trunc(token, I32), fields.at("found_pieces", k.sum_of(target, length), I32))
             k.store(value, fields.at("found_values", k.sum_of(target, length)))
             # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
             with k.loop(0, k.build.sub(count, rank)) as number:
@@ -210,12 +210,12 @@ def _write_record(k: Emitter) -> None:
                 k.store(fields.element("order", k.sum_of(to, -1), I64), fields.at("order", to, I64))
             k.store(slot, fields.at("order", k.sum_of(base, rank), I64))
             has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
-            k.store(k.sum_of(count, k.build.zext(has_free_slot, I64)), fields.at("found", place, I64))
+            k.store(k.sum_of(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
 
 
-def _rank(fields: Fields, found: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
+def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
     """Return how many finished hypotheses are not worse than a new one; those that ended rank before those cut off."""
-    k, (base, count), (score, ended) = fields.k, found, new
+    k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.number(0))
     with k.loop(0, count) as number:
         slot_index = k.sum_of(base, fields.element("order", k.sum_of(base, number), I64))
@@ -239,14 +239,14 @@ def _write_update(k: Emitter) -> None:
         rows = k.times(fields.get("sentences"), fields.get("width"))
         kept_count = k.variable(k.number(0))
         with k.loop(0, fields.get("sentences")) as sentence:
-            place = fields.element("places", sentence, I64)
-            _record_ended(fields, select, sentence, place)
+            index = fields.element("places", sentence, I64)
+            _record_ended(fields, select, sentence, index)
             first = k.times(sentence, beam_size)
-            with k.where(_may_improve(fields, select, sentence, place)):
+            with k.where(_may_improve(fields, select, sentence, index)):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
                 with k.build.if_else(full) as (then, otherwise):
                     with then, k.loop(first, k.sum_of(first, beam_size)) as chosen:
-                        _record(fields, select, "live", (sentence, place, chosen), ended=False)
+                        _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
                         to = k.get(kept_count, sentence)
                         _keep_sentence(fields, sentence, to)
@@ -259,38 +259,38 @@ def _write_update(k: Emitter) -> None:
         _set_next(fields, select, k.get(kept_count, rows), rows)
 
 
-def _record_ended(fields: Fields, select: Fields, sentence: Value, place: Value) -> None:
+def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
     """Record the candidates that end."""
     k = fields.k
     candidates = k.times(fields.get("beam_size"), 2)
     first = k.times(sentence, candidates)
     with k.loop(first, k.sum_of(first, candidates)) as candidate:
-        _record(fields, select, "ended", (sentence, place, candidate), ended=True)
+        _record(fields, select, "ended", (sentence, index, candidate), ended=True)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
     """Record a candidate if there is one at this index."""
-    k, (sentence, place, candidate) = fields.k, numbers
+    k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
     with k.where(k.build.fcmp_ordered(">", total, k.real(_NEVER))):
         parent = select.element(f"{kind}_parents", candidate, I64)
         row = k.sum_of(k.times(sentence, fields.get("width")), parent)
-        piece = select.element(f"{kind}_pieces", candidate, I64)
+        token = select.element(f"{kind}_pieces", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.place, place, row, piece, value, k.number(int(ended)))
+        k.call("record", fields.place, index, row, token, value, k.number(int(ended)))
 
 
-def _may_improve(fields: Fields, select: Fields, sentence: Value, place: Value) -> Value:
+def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
     """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
     k, beam_size, certain = fields.k, fields.get("beam_size"), fields.get("certain")
     best, first = k.variable(k.real(_NEVER)), k.times(sentence, beam_size)
     with k.loop(first, k.sum_of(first, beam_size)) as number:
         total, best_so_far = select.element("live_totals", number), k.get(best, k.real(0.0))
         k.store(k.greater(total, best_so_far), best)
-    threshold, count = k.variable(k.real(_NEVER)), fields.element("found", place, I64)
+    threshold, count = k.variable(k.real(_NEVER)), fields.element("found", index, I64)
     has_enough = k.build.and_(k.build.icmp_signed(">=", count, certain), k.build.icmp_signed(">", certain, k.number(0)))
     with k.where(has_enough):
-        base = k.times(place, k.sum_of(beam_size, 1))
+        base = k.times(index, k.sum_of(beam_size, 1))
         slot = fields.element("order", k.sum_of(base, certain, -1), I64)
         score = fields.element("found_scores", k.sum_of(base, slot), F64)
         k.store(k.build.fptrunc(score, F32), threshold)
@@ -320,13 +320,13 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
     old, new = k.times(row, capacity), k.times(new_row, capacity)
     k.copy(fields.at("pieces", old, I32), fields.at("next_pieces", new, I32), length)
     k.copy(fields.at("values", old), fields.at("next_values", new), length)
-    piece, end = select.element("live_pieces", chosen, I64), k.sum_of(new, length)
-    k.store(k.build.trunc(piece, I32), fields.at("next_pieces", end, I32))
+    token, end = select.element("live_pieces", chosen, I64), k.sum_of(new, length)
+    k.store(k.build.trunc(token, I32), fields.at("next_pieces", end, I32))
     k.store(select.element("live_scores", chosen), fields.at("next_values", end))
     stride = k.sum_of(capacity, 1)
     entries, new_entries = k.times(row, stride), k.times(new_row, stride)
     k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.sum_of(length, 1))
-    k.store(piece, fields.at("newest", new_row, I64))
+    k.store(token, fields.at("newest", new_row, I64))
     k.store(select.element("live_totals", chosen), select.at("scores", new_row))
     for start, of_row in ((k.number(0), k.number(0)), (fields.get("all_sentences"), fields.get("most_rows"))):
         source = fields.element("sources", k.sum_of(start, to), I64)

@@ -175,8 +175,8 @@ class RowWriter:
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
         """Prefetch the element a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
         k = self.k
-        place = k.at(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
-        k.fetch(k.at(place, _PAGE_BYTES, I8), level=2)
+        pointer = k.at(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
+        k.fetch(k.at(pointer, _PAGE_BYTES, I8), level=2)
 
     # --- dropout -----------------------------------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ class RowWriter:
         k = self.k
         sums = k.at(k.place(args.sums), k.times(thread, args.width))
         start, stop = k.share(args.rows, thread, threads)
-        whole = k.sum_of(start, k.times(k.build.sdiv(k.build.sub(stop, start), k.number(_ROWS)), _ROWS))
-        for first, last, count in ((start, whole, _ROWS), (whole, stop, 1)):
+        blocked_end = k.sum_of(start, k.times(k.build.sdiv(k.build.sub(stop, start), k.number(_ROWS)), _ROWS))
+        for first, last, count in ((start, blocked_end, _ROWS), (blocked_end, stop, 1)):
             with k.loop(first, last, count) as row, k.loop(0, args.width, k.lanes) as column:
                 total = k.load_floats(sums, column)
                 for number in range(count):
@@ -336,10 +336,10 @@ class RowWriter:
             for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centred else (args.weight_sum,)):
                 target = k.at(k.place(total), column)
                 total_sum = k.variable(k.load_floats(target))
-                with k.loop(0, threads) as other:
-                    place = k.sum_of(k.times(k.sum_of(k.times(other, 2), number), width), column)
+                with k.loop(0, threads) as thread_index:
+                    offset = k.sum_of(k.times(k.sum_of(k.times(thread_index, 2), number), width), column)
                     sum_so_far = k.get(total_sum, k.splat(0.0))
-                    k.store(k.build.fadd(sum_so_far, k.load_floats(k.place(args.shares), place)), total_sum)
+                    k.store(k.build.fadd(sum_so_far, k.load_floats(k.place(args.shares), offset)), total_sum)
                 k.store(k.get(total_sum, k.splat(0.0)), target)
 
     def _square(self, value: Value) -> Value:
@@ -351,10 +351,10 @@ class RowWriter:
     def _softmax(self, args: SoftmaxPlaces, row: Value, scratch: Value) -> None:
         """Emit the softmax of a row."""
         k, width = self.k, args.width
-        most = k.sums(_NEVER)
+        maxima = k.sums(_NEVER)
         for column, inside, number in self._vectors(width):
-            k.add_to(most, number, self._logits(args, row, column, inside), k.greater)
-        greatest = k.greatest(k.joined(most, k.greater))
+            k.add_to(maxima, number, self._logits(args, row, column, inside), k.greater)
+        greatest = k.greatest(k.joined(maxima, k.greater))
         totals = k.sums()
         for column, inside, number in self._vectors(width):
             value = self._logits(args, row, column, inside)
@@ -369,14 +369,14 @@ class RowWriter:
         scale = k.splat(k.build.fdiv(k.real(1.0), total))
         for column, inside, _ in self._vectors(width):
             value = k.build.fmul(k.load_floats(scratch, column), scale)
-            place = k.sum_of(k.times(row, width), column)
-            k.store_narrow(value, k.place(args.logits), place, self.kind, inside=inside)
+            offset = k.sum_of(k.times(row, width), column)
+            k.store_narrow(value, k.place(args.logits), offset, self.kind, inside=inside)
 
     def _logits(self, args: SoftmaxPlaces, row: Value, column: Value, inside: Value | None) -> Value:
         """Load a vector of logits; lanes outside the row are -inf."""
         k = self.k
-        place = k.sum_of(k.times(row, args.width), column)
-        value = k.load_wide(k.place(args.logits), place, self.kind, inside=inside)
+        offset = k.sum_of(k.times(row, args.width), column)
+        value = k.load_wide(k.place(args.logits), offset, self.kind, inside=inside)
         return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
 
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
@@ -385,9 +385,9 @@ class RowWriter:
         The mask selects the lanes inside the row of an incomplete last vector.
         """
         k = self.k
-        whole = k.times(k.build.sdiv(width, k.number(k.lanes)), k.lanes)
-        for column, number in k.each_vector(whole):
+        vector_end = k.times(k.build.sdiv(width, k.number(k.lanes)), k.lanes)
+        for column, number in k.each_vector(vector_end):
             yield column, None, number
-        with k.where(k.build.icmp_signed("<", whole, width)):
-            left = k.splat(k.build.trunc(k.build.sub(width, whole), I32))
-            yield whole, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), left), 0
+        with k.where(k.build.icmp_signed("<", vector_end, width)):
+            remaining = k.splat(k.build.trunc(k.build.sub(width, vector_end), I32))
+            yield vector_end, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining), 0

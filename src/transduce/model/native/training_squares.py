@@ -85,8 +85,8 @@ class SquareWriter:
         self._write_mixed()
         self._write_transposed()
         with k.function("one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
-            places = (k.at(numbers, number, I64) for number in range(len(SquarePlaces._fields)))
-            self._make(SquarePlaces(*(k.load(place, I64) for place in places)), matrix, scratch, threads)
+            pointers = (k.at(numbers, number, I64) for number in range(len(SquarePlaces._fields)))
+            self._make(SquarePlaces(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads)
         with entry(k, self.names[0]) as (numbers, thread, threads):
             count, scratch, room_bytes = (
                 k.load(k.at(numbers, SquarePlaces._fields.index(name), I64), I64)
@@ -105,17 +105,27 @@ class SquareWriter:
         k = self.k
         address = k.load(k.at(k.place(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
-        few, many = (k.build.select(is_tall, *pair) for pair in (args[4:2:-1], args[3:5]))
-        size, square = k.times(few, many, 2), k.times(few, few, 2)
+        short_side, long_side = (k.build.select(is_tall, *pair) for pair in (args[4:2:-1], args[3:5]))
+        size, square = k.times(short_side, long_side, 2), k.times(short_side, short_side, 2)
         transposed = k.sum_of(scratch, size)
         squares = [k.sum_of(transposed, size, k.times(square, number)) for number in range(SQUARES)]
-        one = _Task(k.build.select(is_tall, transposed, address), squares, scratch, few, many, (threads[0], threads[1]))
+        one = _Task(
+            k.build.select(is_tall, transposed, address),
+            squares,
+            scratch,
+            short_side,
+            long_side,
+            (threads[0], threads[1]),
+        )
         with k.where(is_tall):
             k.call("transposed", address, transposed, args.rows, args.columns, *threads)
-        self._multiply(one, one.x, one.x, squares[0], columns=many)
-        length = self._length(squares[0], k.times(few, few))
-        most = k.float_of(args.most)
-        fits = k.build.fcmp_ordered("<", length, most), k.build.fcmp_ordered(">", k.build.fmul(length, most), k.real(1))
+        self._multiply(one, one.x, one.x, squares[0], columns=long_side)
+        length = self._length(squares[0], k.times(short_side, short_side))
+        limit = k.float_of(args.most)
+        fits = (
+            k.build.fcmp_ordered("<", length, limit),
+            k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.real(1)),
+        )
         is_done = k.build.and_(*fits)
         k.store(k.build.zext(is_done, I64), k.at(k.place(args.done), matrix, I64))
         with k.where(is_done):
@@ -148,8 +158,8 @@ class SquareWriter:
 
         They are the coefficients of I, x xᵀ and (x xᵀ)².
         """
-        k, place = self.k, self.k.place(args.coefficients)
-        a, b, c = (k.load(k.at(place, 3 * number + n)) for n in range(3))
+        k, pointer = self.k, self.k.place(args.coefficients)
+        a, b, c = (k.load(k.at(pointer, 3 * number + n)) for n in range(3))
         square = k.build.fmul(shrink, shrink)
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
@@ -171,9 +181,9 @@ class SquareWriter:
         scale, none = shrink, k.real(0)
         for number, value in enumerate(values):
             if number:
-                before = values[number - 1]
-                self._multiply(one, before, gram, product, factors=(none, k.build.fmul(scale, scale)))
-                self._multiply(one, product, before, gram)
+                previous = values[number - 1]
+                self._multiply(one, previous, gram, product, factors=(none, k.build.fmul(scale, scale)))
+                self._multiply(one, product, previous, gram)
                 scale = k.real(1)
             a, b, c = self._coefficients(args, number, scale)
             self._multiply(one, gram, gram, value, other=gram, factors=(b, c), diagonal=a)
@@ -206,9 +216,9 @@ class SquareWriter:
             diagonal: a number; 0 if None.
         """
         k = self.k
-        of_other, of_product = factors or (k.real(0), k.real(1))
+        addend_factor, product_factor = factors or (k.real(0), k.real(1))
         addresses, sizes = (left, right, other or k.number(0), out), (one.rows, columns or one.rows)
-        numbers = of_other, of_product, diagonal or k.real(0)
+        numbers = addend_factor, product_factor, diagonal or k.real(0)
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
     def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
@@ -224,11 +234,11 @@ class SquareWriter:
         Only the lower half is multiplied; the upper half is mirrored.
         """
         k = self.k
-        with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *others):
-            of_other, of_product, diagonal, rows, columns, packed, thread, threads = others
+        with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *more):
+            addend_factor, product_factor, diagonal, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack_transposed(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            gemm = self._product((left, packed, out), (rows, columns, rows), (other, of_other, of_product))
+            gemm = self._product((left, packed, out), (rows, columns, rows), (other, addend_factor, product_factor))
             self.multiplier.multiply_lower(gemm, thread, threads)
             k.barrier(threads)
             self._mirror(k.place(out), rows, diagonal, thread, threads)
@@ -240,11 +250,11 @@ class SquareWriter:
         left is (F, F); right is (F, C) and is replaced by the result.
         """
         k = self.k
-        with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *others):
-            of_other, of_product, rows, columns, packed, thread, threads = others
+        with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *more):
+            addend_factor, product_factor, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            gemm = self._product((left, packed, right), (rows, rows, columns), (other, of_other, of_product))
+            gemm = self._product((left, packed, right), (rows, rows, columns), (other, addend_factor, product_factor))
             self.multiplier.multiply(gemm, thread, threads)
             k.barrier(threads)
 
@@ -283,19 +293,19 @@ class SquareWriter:
             with k.loop(0, first, k.lanes) as column:
                 square = self._square(out, first, column, rows)
                 for n, vector in enumerate(transpose(k, square)):
-                    place = k.sum_of(k.times(k.sum_of(column, n), rows), first)
-                    k.store(k.build.trunc(vector, kind), k.at(out, place, I16))
+                    offset = k.sum_of(k.times(k.sum_of(column, n), rows), first)
+                    k.store(k.build.trunc(vector, kind), k.at(out, offset, I16))
             for n in range(k.lanes):
-                place = k.sum_of(k.times(k.sum_of(first, n), rows), first)
+                offset = k.sum_of(k.times(k.sum_of(first, n), rows), first)
                 is_diagonal = k.build.icmp_signed("==", lanes, k.all_ints(n))
                 addend = k.build.select(is_diagonal, k.splat(diagonal), k.splat(0.0))
-                k.store_narrow(k.build.fadd(k.load_wide(out, place, I16), addend), out, place, I16)
+                k.store_narrow(k.build.fadd(k.load_wide(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
         """Load a square block of `lanes` rows and columns of bfloat16, as 32-bit integers."""
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
-        places = (k.sum_of(k.times(k.sum_of(row, n), columns), column) for n in range(k.lanes))
-        return [k.build.zext(k.load(k.at(matrix, place, I16), kind), k.ints) for place in places]
+        offsets = (k.sum_of(k.times(k.sum_of(row, n), columns), column) for n in range(k.lanes))
+        return [k.build.zext(k.load(k.at(matrix, offset, I16), kind), k.ints) for offset in offsets]
 
     def _write_transposed(self) -> None:
         """Emit `transposed(matrix, out, R, C, thread, threads)`, the transpose of a bfloat16 matrix.
@@ -303,11 +313,11 @@ class SquareWriter:
         It processes as many rows at a time as fill a cache line of `out`.
         """
         k = self.k
-        many, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
-        order = ir.Constant(ir.VectorType(I32, many), list(range(many)))
+        block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
+        order = ir.Constant(ir.VectorType(I32, block_rows), list(range(block_rows)))
         with k.function("transposed", *[I64] * 6) as (matrix, out, rows, columns, thread, threads):
-            first, last = k.share(k.build.sdiv(rows, k.number(many)), thread, threads)
-            each_row = k.loop(k.times(first, many), k.times(last, many), many)
+            first, last = k.share(k.build.sdiv(rows, k.number(block_rows)), thread, threads)
+            each_row = k.loop(k.times(first, block_rows), k.times(last, block_rows), block_rows)
             with each_row as row, k.loop(0, columns, k.lanes) as column:
                 halves = [
                     transpose(k, self._square(k.place(matrix), k.sum_of(row, half), column, columns))
@@ -315,6 +325,6 @@ class SquareWriter:
                 ]
                 for n, pair in enumerate(zip(*halves, strict=True)):
                     low, high = (k.build.trunc(vector, kind) for vector in pair)
-                    place = k.at(k.place(out), k.sum_of(k.times(k.sum_of(column, n), rows), row), I16)
-                    k.store(k.build.shuffle_vector(low, high, order), place)
+                    target = k.at(k.place(out), k.sum_of(k.times(k.sum_of(column, n), rows), row), I16)
+                    k.store(k.build.shuffle_vector(low, high, order), target)
             k.barrier(threads)

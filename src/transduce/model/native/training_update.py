@@ -102,15 +102,15 @@ class UpdateWriter:
         The last thread also processes the last, incomplete vector, which has a mask.
         """
         k = self.k
-        whole = k.build.sdiv(count, k.number(k.lanes))
-        first, last = k.share(whole, thread, threads)
+        full_vectors = k.build.sdiv(count, k.number(k.lanes))
+        first, last = k.share(full_vectors, thread, threads)
         with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
             yield number, None
-        rest = k.build.sub(count, k.times(whole, k.lanes))
+        rest = k.build.sub(count, k.times(full_vectors, k.lanes))
         is_last = k.build.icmp_signed("==", k.sum_of(thread, 1), threads)
         with k.where(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.number(0)))):
             lanes = ir.Constant(k.ints, list(range(k.lanes)))
-            yield k.times(whole, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
+            yield k.times(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
     def _momentum(self, args: "MomentumPlaces", number: Value, inside: Value | None) -> None:
         """Emit Nesterov momentum: update the momentum with the gradient, and output their decayed combination."""
@@ -140,8 +140,8 @@ class UpdateWriter:
         self._put(k.splat(0.0), args.gradient, number, inside)
         with k.where(k.is_given(args.average)):
             average = self._get(args.average, number, inside)
-            kept = self._real(args.kept)
-            self._put(k.madd(kept, k.build.fsub(average, master), master), args.average, number, inside)
+            decay = self._real(args.kept)
+            self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
         with k.where(k.is_given(args.working)):
             self._put(master, args.working, number, inside, I16)
 
@@ -158,9 +158,9 @@ class UpdateWriter:
             for branch, kind in ((narrow, I16), (wide, F32)):
                 with branch:
                     move = k.load_wide(k.place(args.move), number, kind, inside=inside)
-                    moved = k.madd(rate, move, shrunk)
-                    k.store(moved, master)
-                    self._put(moved, args.master, number, inside)
+                    new_master = k.madd(rate, move, shrunk)
+                    k.store(new_master, master)
+                    self._put(new_master, args.master, number, inside)
         return k.get(master, rate)
 
     def _adam(self, args: UpdatePlaces, number: Value, inside: Value | None) -> Value:

@@ -23,16 +23,16 @@ def _accumulate(scores, v, greatest, total, context):
 
 
 @triton.jit
-def _load(place, exist, inner):
+def _load(pointers, exist, inner):
     """Load keys and the values that follow them `inner` elements later."""
-    return tl.load(place, mask=exist, other=0.0), tl.load(place + inner, mask=exist, other=0.0)
+    return tl.load(pointers, mask=exist, other=0.0), tl.load(pointers + inner, mask=exist, other=0.0)
 
 
 @triton.jit
-def _append(place, k, v, exist, inner):
+def _append(pointers, k, v, exist, inner):
     """Append keys and values to the cache."""
-    tl.store(place, k, mask=exist)
-    tl.store(place + inner, v, mask=exist)
+    tl.store(pointers, k, mask=exist)
+    tl.store(pointers + inner, v, mask=exist)
 
 
 @triton.jit
@@ -63,10 +63,10 @@ def attend_cached(
         count = tl.load(counts + sentence)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     exist = (rows < width)[:, None]
-    own = query + (sentence * width + rows)[:, None] * query_stride + head * WIDTH + lanes[None, :]
+    queries = query + (sentence * width + rows)[:, None] * query_stride + head * WIDTH + lanes[None, :]
     keys = cache + sentence * sentence_stride + head * WIDTH + lanes[None, :]
     visible = allowed + sentence * mask_stride + rows[:, None] * mask_row_stride
-    q = tl.load(own, mask=exist, other=0.0)
+    q = tl.load(queries, mask=exist, other=0.0)
     factor = scale * 1.4426950408889634
     greatest, total = tl.full((ROWS,), -1e38, tl.float32), tl.zeros((ROWS,), tl.float32)
     context = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -76,8 +76,8 @@ def attend_cached(
         entries = columns << 8
         if LISTED:
             entries = tl.load(listed + sentence * list_stride + columns, mask=inside, other=0)
-        place = keys + (entries >> 8)[:, None] * (2 * inner)
-        k, v = _load(place, inside[:, None], inner)
+        pointers = keys + (entries >> 8)[:, None] * (2 * inner)
+        k, v = _load(pointers, inside[:, None], inner)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
         if LISTED:
             scores = _apply_listed_mask(scores, entries, rows)
@@ -88,11 +88,11 @@ def attend_cached(
             tl.where(inside[None, :], scores, float("-inf")), v, greatest, total, context
         )
     if APPENDS:
-        k, v = _load(own + inner, exist, inner)
+        k, v = _load(queries + inner, exist, inner)
         _append(keys + (length + rows)[:, None] * (2 * inner), k, v, exist, inner)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
         itself = rows[:, None] == rows[None, :]
         greatest, total, context = _accumulate(tl.where(itself, scores, float("-inf")), v, greatest, total, context)
     context = context / tl.maximum(total, 1e-30)[:, None]  # zeros for a sentence that attends to nothing
-    place = (sentence * width + rows)[:, None] * inner + head * WIDTH + lanes[None, :]
-    tl.store(out + place, context.to(out.dtype.element_ty), mask=exist)
+    pointers = (sentence * width + rows)[:, None] * inner + head * WIDTH + lanes[None, :]
+    tl.store(out + pointers, context.to(out.dtype.element_ty), mask=exist)

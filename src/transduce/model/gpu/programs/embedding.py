@@ -17,6 +17,6 @@ def embed(
     inside = lanes < width
     x = tl.load(weight + tl.load(pieces + row) * width + lanes, mask=inside, other=0.0).to(tl.float32) * scale
     if PLACED:
-        place = table + (tl.load(position) + offset) * width + lanes
-        x = x.to(out.dtype.element_ty).to(tl.float32) + tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        encoding = table + (tl.load(position) + offset) * width + lanes
+        x = x.to(out.dtype.element_ty).to(tl.float32) + tl.load(encoding, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + lanes, x.to(out.dtype.element_ty), mask=inside)

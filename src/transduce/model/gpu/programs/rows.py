@@ -30,16 +30,16 @@ def drop(
         seed = tl.load(seed)
     eighths = tl.program_id(0) * EIGHTS + tl.arange(0, EIGHTS)
     lanes = tl.arange(0, 8)[None, :]
-    places = eighths[:, None].to(tl.int64) * 8 + lanes
-    exist = places < count
+    offsets = eighths[:, None].to(tl.int64) * 8 + lanes
+    exist = offsets < count
     words = tl.where(
         lanes < 4, _hash(eighths.to(tl.uint32) * 2, seed)[:, None], _hash(eighths.to(tl.uint32) * 2 + 1, seed)[:, None]
     )
-    kept = ((words >> ((lanes & 3) * 8).to(tl.uint32)) & 255).to(tl.int32) >= drop_of_256
-    values = tl.where(kept, tl.load(x + places, mask=exist, other=0.0).to(tl.float32) * scale, 0.0)
+    is_kept = ((words >> ((lanes & 3) * 8).to(tl.uint32)) & 255).to(tl.int32) >= drop_of_256
+    values = tl.where(is_kept, tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32) * scale, 0.0)
     if HAS_RESIDUAL:
-        values += tl.load(residual + places, mask=exist, other=0.0).to(tl.float32)
-    tl.store(out + places, values.to(out.dtype.element_ty), mask=exist)
+        values += tl.load(residual + offsets, mask=exist, other=0.0).to(tl.float32)
+    tl.store(out + offsets, values.to(out.dtype.element_ty), mask=exist)
 
 
 @triton.jit
@@ -57,12 +57,12 @@ def sum_rows(
     for start in range(first, tl.minimum(first + rows_each, count), ROWS):
         rows = start + tl.arange(0, ROWS)
         exist = (rows < count)[:, None] & (lanes < width)[None, :]
-        places = rows[:, None].to(tl.int64) * width + lanes[None, :]
-        values = tl.load(x + places, mask=exist, other=0.0)
+        offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
+        values = tl.load(x + offsets, mask=exist, other=0.0)
         if MASKED:
-            is_open = tl.load(kept + places, mask=exist, other=0.0).to(tl.float32) > 0
+            is_open = tl.load(kept + offsets, mask=exist, other=0.0).to(tl.float32) > 0
             values = tl.where(is_open, values, 0.0).to(values.dtype)
-            tl.store(out + places, values, mask=exist)
+            tl.store(out + offsets, values, mask=exist)
         sums += values.to(tl.float32)
     tl.atomic_add(total + lanes, tl.sum(sums, axis=0), mask=lanes < width)
 

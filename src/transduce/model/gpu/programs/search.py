@@ -9,12 +9,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _read(logits, bias, places, exist, never, never_too, BIASED: tl.constexpr):
+def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
     """Load logits as float32; -inf for the two tokens that are never generated, and for NaN."""
-    x = tl.load(logits + places, mask=exist, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
-        x += tl.load(bias + places, mask=exist, other=0.0).to(tl.float32)
-    return tl.where((places == never) | (places == never_too) | (x != x), float("-inf"), x)  # noqa: PLR0124
+        x += tl.load(bias + ids, mask=exist, other=0.0).to(tl.float32)
+    return tl.where((ids == never) | (ids == never_too) | (x != x), float("-inf"), x)  # noqa: PLR0124
 
 
 @triton.jit
@@ -40,24 +40,24 @@ def find_best(
     greatest = -1e38
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        x = _read(row_logits, bias, places, places < vocabulary, never, never_too, BIASED)
+        ids = start + tl.arange(0, BLOCK)
+        x = _read(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
         more = tl.maximum(greatest, tl.max(x, axis=0))
         total = total * tl.exp(greatest - more) + tl.sum(tl.exp(x - more), axis=0)
         greatest = more
         tl.store(best + start // part + tl.arange(0, CHUNKS), tl.max(tl.reshape(x, (CHUNKS, part)), axis=1))
     tl.store(normalizers + row, greatest + tl.log(total))
     tl.debug_barrier()
-    places = _best_chunks(best, tl.cdiv(vocabulary, BLOCK) * CHUNKS, vocabulary, COUNT, LANES, ROOM)
-    places = tl.reshape(places[:, None] * part + tl.arange(0, part)[None, :], (LANES * part,))
-    x = _read(row_logits, bias, places, places < vocabulary, never, never_too, BIASED)
+    ids = _best_chunks(best, tl.cdiv(vocabulary, BLOCK) * CHUNKS, vocabulary, COUNT, LANES, ROOM)
+    ids = tl.reshape(ids[:, None] * part + tl.arange(0, part)[None, :], (LANES * part,))
+    x = _read(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
     numbers = tl.arange(0, LANES * part)
     for number in tl.static_range(COUNT):
         is_best = numbers == tl.argmax(x, axis=0)
         tl.store(values + row * COUNT + number, tl.max(x, axis=0))
-        piece = tl.sum(tl.where(is_best, places, 0), axis=0)
+        token = tl.sum(tl.where(is_best, ids, 0), axis=0)
         tl.store(
-            pieces + row * COUNT + number, tl.minimum(piece, vocabulary - 1)
+            pieces + row * COUNT + number, tl.minimum(token, vocabulary - 1)
         )  # a valid id even if no logit is finite
         x = tl.where(is_best, float("-inf"), x)
 
@@ -69,13 +69,13 @@ def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.conste
     An index behind the last chunk fills up the result if there are fewer.
     """
     lanes, numbers = tl.arange(0, LANES), tl.arange(0, ROOM)
-    left = tl.load(best + numbers, mask=numbers < chunks, other=float("-inf"))
+    remaining = tl.load(best + numbers, mask=numbers < chunks, other=float("-inf"))
     chosen = tl.full((LANES,), vocabulary, tl.int32)
     for number in tl.static_range(COUNT):
-        exists = tl.max(left, axis=0) > float("-inf")  # argmax of only -inf would return chunk 0 again
-        place = tl.argmax(left, axis=0)
-        chosen = tl.where(lanes == number, tl.where(exists, place, vocabulary), chosen)
-        left = tl.where(numbers == place, float("-inf"), left)
+        exists = tl.max(remaining, axis=0) > float("-inf")  # argmax of only -inf would return chunk 0 again
+        chunk = tl.argmax(remaining, axis=0)
+        chosen = tl.where(lanes == number, tl.where(exists, chunk, vocabulary), chosen)
+        remaining = tl.where(numbers == chunk, float("-inf"), remaining)
     return chosen
 
 
@@ -93,15 +93,15 @@ def extend_walk(
     live = exist & (tl.load(done + rows, mask=exist, other=1) == 0)
     length = tl.load(position).to(tl.int32)
     value = tl.load(values + rows, mask=live, other=0.0) - tl.load(normalizers + rows, mask=live, other=0.0)
-    piece = tl.load(best + rows, mask=live, other=0)
-    place = history + ((length - 1) * sentences + rows) * 3
-    tl.store(place, tl.zeros((BLOCK,), tl.int32), mask=live)
-    tl.store(place + 1, piece, mask=live)
-    tl.store(place + 2, value.to(tl.int32, bitcast=True), mask=live)
-    tl.store(pieces + rows, piece.to(tl.int64), mask=live)
-    leaves = live & ((piece == eos) | (tl.load(limits + rows, mask=exist, other=0) <= length))
+    token = tl.load(best + rows, mask=live, other=0)
+    entry = history + ((length - 1) * sentences + rows) * 3
+    tl.store(entry, tl.zeros((BLOCK,), tl.int32), mask=live)
+    tl.store(entry + 1, token, mask=live)
+    tl.store(entry + 2, value.to(tl.int32, bitcast=True), mask=live)
+    tl.store(pieces + rows, token.to(tl.int64), mask=live)
+    leaves = live & ((token == eos) | (tl.load(limits + rows, mask=exist, other=0) <= length))
     tl.store(records + rows * 5, length + tl.zeros((BLOCK,), tl.int32), mask=leaves)
-    tl.store(records + rows * 5 + 1, (leaves & (piece != eos)).to(tl.int32), mask=leaves)
+    tl.store(records + rows * 5 + 1, (leaves & (token != eos)).to(tl.int32), mask=leaves)
     tl.store(done + rows, leaves.to(tl.int32), mask=leaves)
     tl.store(counts + rows, tl.where(leaves, 0, length), mask=live)  # attention skips finished sentences
     tl.store(sources + rows, tl.zeros((BLOCK,), tl.int32), mask=leaves)
@@ -139,10 +139,10 @@ def extend_beam(
 
     lanes = tl.arange(0, WIDE)
     exist = lanes < WIDTH
-    place = history + (((step - 1) * sentences + sentence) * WIDTH + lanes) * 3
-    tl.store(place, parents, mask=exist)
-    tl.store(place + 1, newest, mask=exist)
-    tl.store(place + 2, own_values.to(tl.int32, bitcast=True), mask=exist)
+    entry = history + (((step - 1) * sentences + sentence) * WIDTH + lanes) * 3
+    tl.store(entry, parents, mask=exist)
+    tl.store(entry + 1, newest, mask=exist)
+    tl.store(entry + 2, own_values.to(tl.int32, bitcast=True), mask=exist)
     best_total = tl.max(own_totals, axis=0)
     undecided = (best_total > float("-inf")) & (
         tl.div_rn(best_total, tl.load(reaches + sentence)) > threshold.to(tl.float32)
@@ -179,7 +179,7 @@ def _choose(
     piece = tl.load(best + numbers, mask=exist, other=0)
     logit = tl.load(values + numbers, mask=exist, other=float("-inf"))
     value = tl.where(logit > float("-inf"), logit - tl.load(normalizers + owners, mask=exist, other=0.0), logit)
-    left = tl.load(scores + owners, mask=exist, other=float("-inf")) + value
+    remaining_totals = tl.load(scores + owners, mask=exist, other=float("-inf")) + value
     float64_sums = tl.load(sums + owners, mask=exist, other=0.0) + value.to(tl.float64)
     lanes = tl.arange(0, WIDE)
     parents, newest, ends = tl.zeros((WIDE,), tl.int32), tl.zeros((WIDE,), tl.int32), tl.zeros((WIDE,), tl.int32)
@@ -188,23 +188,23 @@ def _choose(
     end_values = tl.full((WIDE,), 0.0, tl.float32)
     live = 0
     for number in tl.static_range(COUNT):
-        hit = numbers == tl.argmax(left, axis=0)
-        total = tl.max(left, axis=0)
+        hit = numbers == tl.argmax(remaining_totals, axis=0)
+        total = tl.max(remaining_totals, axis=0)
         owner = tl.sum(tl.where(hit, owners, 0), axis=0)
-        its_piece = tl.sum(tl.where(hit, piece, 0), axis=0)
-        its_value = tl.sum(tl.where(hit, value, 0.0), axis=0)
-        its_sum = tl.sum(tl.where(hit, float64_sums, 0.0), axis=0)
-        left = tl.where(hit, float("-inf"), left)
+        token = tl.sum(tl.where(hit, piece, 0), axis=0)
+        token_value = tl.sum(tl.where(hit, value, 0.0), axis=0)
+        candidate_sum = tl.sum(tl.where(hit, float64_sums, 0.0), axis=0)
+        remaining_totals = tl.where(hit, float("-inf"), remaining_totals)
         exists = total > float("-inf")
-        here = lanes == tl.where(exists & (its_piece == eos), number, -1)
-        ends = tl.where(here, owner, ends)
-        end_ranks = tl.where(here, its_sum / penalty, end_ranks)
-        end_values = tl.where(here, its_value, end_values)
-        goes_on = exists & (its_piece != eos)
-        here = lanes == tl.where(goes_on, live, -1)
-        parents, newest = tl.where(here, owner, parents), tl.where(here, its_piece, newest)
-        own_values, own_totals = tl.where(here, its_value, own_values), tl.where(here, total, own_totals)
-        own_sums = tl.where(here, its_sum, own_sums)
+        is_target = lanes == tl.where(exists & (token == eos), number, -1)
+        ends = tl.where(is_target, owner, ends)
+        end_ranks = tl.where(is_target, candidate_sum / penalty, end_ranks)
+        end_values = tl.where(is_target, token_value, end_values)
+        goes_on = exists & (token != eos)
+        is_target = lanes == tl.where(goes_on, live, -1)
+        parents, newest = tl.where(is_target, owner, parents), tl.where(is_target, token, newest)
+        own_values, own_totals = tl.where(is_target, token_value, own_values), tl.where(is_target, total, own_totals)
+        own_sums = tl.where(is_target, candidate_sum, own_sums)
         live += goes_on.to(tl.int32)
     return parents, newest, own_values, own_totals, own_sums, ends, end_ranks, end_values
 
@@ -225,13 +225,13 @@ def _enter(
     ends_by = tl.load(record + 2 + slots * 3, mask=is_kept, other=0)
     rank = tl.load(finished + slots, mask=is_kept, other=float("-inf"))
     for number in tl.static_range(WIDTH):
-        here = slots == FOUND + number
-        own = lanes == number
-        ends_at = tl.where(here, step, ends_at)
-        ends_as = tl.where(here, tl.sum(tl.where(own, ends, 0), axis=0), ends_as)
-        value = tl.sum(tl.where(own, end_values, 0.0), axis=0)
-        ends_by = tl.where(here, value.to(tl.int32, bitcast=True), ends_by)
-        rank = tl.where(here, tl.max(tl.where(own, end_ranks, float("-inf")), axis=0), rank)
+        is_slot = slots == FOUND + number
+        is_lane = lanes == number
+        ends_at = tl.where(is_slot, step, ends_at)
+        ends_as = tl.where(is_slot, tl.sum(tl.where(is_lane, ends, 0), axis=0), ends_as)
+        value = tl.sum(tl.where(is_lane, end_values, 0.0), axis=0)
+        ends_by = tl.where(is_slot, value.to(tl.int32, bitcast=True), ends_by)
+        rank = tl.where(is_slot, tl.max(tl.where(is_lane, end_ranks, float("-inf")), axis=0), rank)
     threshold = tl.max(rank, axis=0)
     for number in tl.static_range(FOUND):
         threshold = tl.max(rank, axis=0)
@@ -258,14 +258,14 @@ def _follow(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, B
         seen = exist[:, None] & (((entries[None, :] >> parents[:, None]) & 1) != 0)
         bits = tl.sum(tl.where(seen, 1 << lanes[:, None], 0), axis=0)
         stays = (bits != 0).to(tl.int32)
-        places = kept_count + tl.cumsum(stays, axis=0) - 1
+        targets = kept_count + tl.cumsum(stays, axis=0) - 1
         tl.debug_barrier()  # the block must be read before it is overwritten
-        tl.store(listed + places, (entries & -256) | bits, mask=stays != 0)
+        tl.store(listed + targets, (entries & -256) | bits, mask=stays != 0)
         kept_count += tl.sum(stays, axis=0)
     children = exist[:, None] & (parents[:, None] == lanes[None, :])
     bits = tl.sum(tl.where(children, 1 << lanes[:, None], 0), axis=0)
     stays = (bits != 0).to(tl.int32)
-    places = kept_count + tl.cumsum(stays, axis=0) - 1
+    targets = kept_count + tl.cumsum(stays, axis=0) - 1
     tl.debug_barrier()
-    tl.store(listed + places, ((cached - WIDTH + lanes) << 8) | bits, mask=stays != 0)
+    tl.store(listed + targets, ((cached - WIDTH + lanes) << 8) | bits, mask=stays != 0)
     tl.store(count, kept_count + tl.sum(stays, axis=0))
