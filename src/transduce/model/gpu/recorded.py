@@ -179,6 +179,7 @@ def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedSt
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
+        """Return all held steps, if the model still exists."""
         if (model := model_reference()) is not None:
             for step in held:
                 give_back(model, step)

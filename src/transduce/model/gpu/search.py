@@ -285,7 +285,7 @@ class _Snapshot:
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The lengths of all sentences, (B,), and their live hypotheses' tokens and log-probabilities, (B, W, t)."""
+        """Lengths (B,) of all sentences, and tokens and log-probabilities (B, W, t) of their live hypotheses."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._pieces))
         width = self._pieces.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -293,7 +293,7 @@ class _Snapshot:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The lengths of finished hypotheses, (B, N), 0 where there is none, their tokens and log-probabilities."""
+        """Lengths (B, N), 0 where there is none, tokens and log-probabilities (B, N, t) of finished hypotheses."""
         lengths, beams, bits = np.moveaxis(self._records[:, EMPTY:].reshape(len(self._records), -1, OF_EACH), -1, 0)
         pieces, values = self._trace(lengths - 1, beams)
         last = np.maximum(lengths - 1, 0)[..., None]

@@ -43,6 +43,7 @@ class SearchStep(RecordedStep):
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            """Allocate a zeroed tensor on the GPU."""
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         # Positions that each sentence's hypotheses descend from, in the format of `Seen`; in greedy search all.

@@ -50,10 +50,12 @@ def write_scaling(k: Emitter) -> None:
 
 
 def _relu(k: Emitter, x: Value) -> Value:
+    """Emit max(x, 0)."""
     return k.greater(x, k.splat(0.0))
 
 
 def _silu(k: Emitter, x: Value) -> Value:
+    """Emit x · sigmoid(x)."""
     return _times_sigmoid(k, x, x)
 
 
@@ -86,6 +88,7 @@ def _times_sigmoid(k: Emitter, x: Value, z: Value) -> Value:
 
 
 def _absolute(k: Emitter, x: Value) -> Value:
+    """Emit |x|."""
     return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
 
 

@@ -144,7 +144,7 @@ def fetch_on(k: Emitter, place: Value, fetched: Value, count: Value) -> None:
 
 
 class _Blocks:
-    """Emits the multiplication of rows by 64 outputs, in sub-blocks of 16 or 32 rows by 32 outputs.
+    """An emitter of the multiplication of rows by 64 outputs, in sub-blocks of 16 or 32 rows by 32 outputs.
 
     The sums of each sub-block go to a buffer on the stack, which vector instructions finish while the next sub-block is
     multiplied.

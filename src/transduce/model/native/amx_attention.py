@@ -21,29 +21,30 @@ _NEVER = float("-inf")
 
 
 class AmxAttentionWriter(AttentionWriter):
-    """Emits the kernels `attend` and `attend_back` with AMX."""
+    """An emitter of the kernels `attend` and `attend_back` with AMX."""
 
     def __init__(self, k: Emitter, shape: AttentionShape) -> None:
         super().__init__(k, shape)
         k.features |= {"amx-tile", "amx-bf16"}
 
     def write(self) -> None:
-        """Emit both kernels."""
+        """Emit the kernels `attend` and `attend_back`."""
         for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
             self._write(name, work)
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
+        """Emit the configuration of the tile registers before a thread's heads, and their release afterwards."""
         amx.configure(self.k, halves=True)
         yield
         amx.release(self.k)
 
 
 class _Contexts(AmxHead):
-    """Emits the forward pass of one head: from queries, keys and values to contexts."""
+    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
 
     def write(self) -> None:
-        """Emit the loop over all queries."""
+        """Emit the forward pass of the head, 16 queries at a time."""
         k, args, scratch = self.k, self.given, self.room
         keys, values = self.begin()
         self.keys = self.rows_of(keys, scratch.keys)
@@ -107,10 +108,10 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """Emits the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
 
     def write(self) -> None:
-        """Emit the loop over queries, 32 at a time, which is as many as a tile register holds in pairs."""
+        """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
         k, args, scratch = self.k, self.given, self.room
         keys, values = self.begin()
         self.outer = self.start_of_context(), self.context_stride()

@@ -166,6 +166,7 @@ class AmxHead(HeadPlaces):
             self._clear(k.at(scratch.weight_pairs, k.times(pair, k.lanes), I32), k.lanes)
 
         def transpose_block(start: Value, count: int) -> None:
+            """Transpose `count` pairs of keys from `start` on, for all 16 queries."""
             pointers = (k.at(scratch.weight_pairs, k.times(k.sum_of(start, n), k.lanes), I32) for n in range(count))
             square = [k.load(pointer, k.ints) for pointer in pointers]
             square += [ir.Constant(k.ints, None)] * (k.lanes - count)
@@ -243,6 +244,7 @@ class AmxHead(HeadPlaces):
                         amx.load(k, number, k.at(out, column), k.number(row))
 
             def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
+                """Multiply one register of pairs by all column blocks."""
                 amx.load(k, registers[0], k.at(left, pair, I32), row_bytes)
                 for number, column in enumerate(columns):
                     pointer = k.at(right, k.sum_of(k.times(pair, self.width), column), I32)

@@ -90,7 +90,7 @@ def write_panels(k: Emitter, args: PanelPlaces, ends: Ends) -> None:
 
 
 class _Panels:
-    """Emits the tiles of one panel, and keeps track of the previous tile's unfinished sums."""
+    """An emitter of the tiles of one panel, which keeps track of the previous tile's unfinished sums."""
 
     def __init__(self, k: Emitter, args: PanelPlaces, ends: Ends) -> None:
         self.k, self.given, self.ends = k, args, ends

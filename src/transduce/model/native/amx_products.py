@@ -120,7 +120,7 @@ class AmxMultiplier(PairMultiplier):
             )
 
     def _ceil_div(self, count: Value, parts: Value | int) -> Value:
-        """Return a quotient rounded up."""
+        """Emit the quotient of two 64-bit integers, rounded up."""
         return self.k.build.sdiv(self.k.sum_of(count, parts, -1), self.k.number(parts))
 
     def _multiply_block(self, gemm: Product, block: _Block) -> None:
@@ -187,6 +187,7 @@ class AmxMultiplier(PairMultiplier):
         }
 
     def _narrow_panels(self) -> Sequence[int]:
+        """Return no widths: columns are a multiple of a panel's."""
         return ()
 
     def _write_tile(self, ending: Ending, vectors: int) -> None:
@@ -197,6 +198,7 @@ class AmxMultiplier(PairMultiplier):
             starts = self._bias(VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * VECTORS
 
             def fetch(offset: Value) -> None:
+                """Prefetch what the epilogue of a row reads, given its offset in the result."""
                 if ending == "add":
                     for vector in range(VECTORS):
                         k.fetch(k.at(args.out, k.sum_of(offset, vector * k.lanes)), to_write=True)
@@ -205,6 +207,7 @@ class AmxMultiplier(PairMultiplier):
                         k.fetch(k.at(k.place(values[4]), k.build.sdiv(offset, k.number(8)), I8))
 
             def finish(sums: Value, offset: Value) -> None:
+                """Emit the epilogue of a row, given its sums and its offset in the result."""
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
                 self._finish_row(ending, totals, args.out, offset, values)

@@ -21,14 +21,14 @@ _NEVER = float("-inf")
 
 
 class AttentionWriter:
-    """Emits the kernels `attend` and `attend_back`."""
+    """An emitter of the kernels `attend` and `attend_back`."""
 
     def __init__(self, k: Emitter, shape: AttentionShape) -> None:
         self.k = k
         self.shape = shape
 
     def write(self) -> None:
-        """Emit both kernels."""
+        """Emit the kernels `attend` and `attend_back`."""
         for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
             self._write(name, work)
 
@@ -50,10 +50,10 @@ class AttentionWriter:
 
 
 class _Contexts(Head):
-    """Emits the forward pass of one head: from queries, keys and values to contexts."""
+    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
 
     def write(self) -> None:
-        """Emit the loop over all queries."""
+        """Emit the forward pass of the head, a group of queries at a time."""
         keys, values = self.begin()
         self.turn(keys, self.room.turned_keys)
         self.widen(values, self.room.values)
@@ -119,10 +119,10 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """Emits the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
 
     def write(self) -> None:
-        """Emit the loop over queries, `QUERIES_AT_ONCE` at a time."""
+        """Emit the backward pass of the head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.given
         keys, values = self.begin()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)

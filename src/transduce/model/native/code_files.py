@@ -57,6 +57,7 @@ def keep_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
+    """Delete the least recently used files beyond the limit."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     for path in files[: max(0, len(files) - _MOST_FILES)]:
         path.unlink(missing_ok=True)
@@ -76,6 +77,7 @@ def _path(key: str) -> Path | None:
 
 
 def _folder() -> Path | None:
+    """Return the cache folder; None if caching is disabled or there is no home directory."""
     configured = os.environ.get(VARIABLE)
     if configured is not None:
         return Path(configured) / "kernels" if configured else None

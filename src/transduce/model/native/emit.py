@@ -27,6 +27,7 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
     null = "0.0"
 
     def _to_string(self) -> str:
+        """Return the type's name in LLVM's IR."""
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
@@ -245,7 +246,7 @@ class Emitter:
 
     def totals(self, vectors: list[Value]) -> Value:
         """Emit the sums (as by `total`) of lanes / 4 vectors at once; returns a vector of lanes / 4 sums."""
-        width, count = self.lanes, len(vectors)  # elements that are left of each one
+        width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2
             vectors = [self._join(*two, width) for two in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -257,16 +258,18 @@ class Emitter:
 
     def _join(self, one: Value, other: Value, width: int) -> Value:
         """Add the lower to the upper halves of the 2 × width-element segments of two vectors, in one vector."""
-        starts = range(0, 2 * self.lanes, 2 * width)  # of both
+        starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
         low = [start + n for start in starts for n in range(width)]
         halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
         return self.build.fadd(*halves)
 
     def _shuffle(self, one: Value, other: Value, numbers: list[int]) -> Value:
+        """Emit a vector of elements of two vectors, by their indices in the concatenation."""
         mask = ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Reduce a vector to one element by repeatedly combining its halves."""
         width = self.lanes
         while width > 1:
             width //= 2
@@ -332,6 +335,7 @@ class Emitter:
             self.intrinsic(name, VOID, values, at, inside)
 
     def _load_inside(self, at: Value, elements: Any, inside: Value) -> Value:
+        """Emit a masked load; other lanes are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, inside, ir.Constant(elements, None))
 

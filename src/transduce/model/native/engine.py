@@ -111,12 +111,14 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
 
 @cache
 def _has_pairs() -> bool:
+    """Return whether this process may use AVX-512's bfloat16 instructions."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
 
 
 @cache
 def _has_amx_pairs() -> bool:
+    """Return whether this process may use AMX's bfloat16 instructions."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
@@ -210,6 +212,7 @@ def find_threading() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
+        """Return the address of a function of the library."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))

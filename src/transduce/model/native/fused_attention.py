@@ -143,6 +143,7 @@ def attention_programs(shape: AttentionShape) -> dict[str, Program]:
 
 @cache
 def _kernels(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
+    """Compile `attend` and `attend_back`."""
     k = new_emitter("attention", tile)
     (AmxAttentionWriter if shape.amx else AttentionWriter)(k, shape).write()
     return compile_programs(k, ("attend", "attend_back"))

@@ -50,6 +50,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+    """Compile the kernel `scatter` for a dtype."""
     k = new_emitter("scatter", tile)
     ScatterWriter(k, KINDS[dtype]).write()
     return compile_programs(k, ScatterWriter.names)

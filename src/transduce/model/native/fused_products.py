@@ -210,11 +210,12 @@ def is_streamed(size: int) -> bool:
 
 
 def _is_streamed(out: Tensor) -> bool:
+    """Return whether a tensor is written by non-temporal stores: it is large, and aligned to a cache line."""
     return is_streamed(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
 
 
 def rows_filled_up(rows: int, tile: Tile) -> int:
-    """Return the number of summed rows with zero padding."""
+    """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
     together = multiplier_of(tile).layout.together
     return -(-rows // together) * together
 

@@ -112,6 +112,7 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
+    """Run the kernel `drop`."""
     out = torch.empty_like(x)
     residual_address = 0 if residual is None else residual.data_ptr()
     row_programs(x.dtype)["drop"].run(
@@ -122,6 +123,7 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
 
 @cache
 def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+    """Compile the kernels of `RowWriter`."""
     k = new_emitter("rows", tile)
     RowWriter(k, KINDS[dtype]).write()
     return compile_programs(k, RowWriter.names)

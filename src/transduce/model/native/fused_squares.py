@@ -25,6 +25,7 @@ def suits_squares(matrices: Sequence[Tensor]) -> bool:
 
 
 def _suits(matrix: Tensor) -> bool:
+    """Return whether `make_orthogonal` takes a matrix."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
@@ -66,6 +67,7 @@ def make_orthogonal(
 
 @cache
 def _kernels(tile: Tile) -> dict[str, Program]:
+    """Compile the kernel `orthogonalize`."""
     k = new_emitter("squares", tile)
     SquareWriter(k, multiplier_of(tile)).write()
     return compile_programs(k, SquareWriter.names)

@@ -80,6 +80,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
+    """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
     out = torch.empty_like(x)
     length, width = angles.shape
     run = _rotation_kernel(x.dtype, own_tile(), width, interleaved=interleaved).run

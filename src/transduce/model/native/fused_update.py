@@ -110,6 +110,7 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE
 
 @cache
 def _kernels(tile: Tile) -> dict[str, Program]:
+    """Compile the kernels of `UpdateWriter`."""
     k = new_emitter("update", tile)
     UpdateWriter(k).write()
     return compile_programs(k, UpdateWriter.names)

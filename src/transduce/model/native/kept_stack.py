@@ -67,6 +67,7 @@ class _HeapPiece(Piece):
         self._memory: torch.Tensor | None = memory
 
     def give_back(self) -> None:
+        """Free the block."""
         self._memory = None
 
 

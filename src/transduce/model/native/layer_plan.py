@@ -298,11 +298,11 @@ class _Writer:
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: Spot, sums: Spot, out: Spot) -> None:
-        """Append a norm."""
+        """Append a call of the norm kernel."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
     def norm_back(self, x: Spot, sums: Spot, gradient: Spot, kept: Spot | None, out: Spot) -> None:
-        """Append the backward pass of a norm; `kept` is a gradient of x to add to the result, or None."""
+        """Append a call of the norm's backward kernel; `kept` is a gradient of x to add to the result, or None."""
         part = self.part
         shares = self.room.take(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
@@ -327,15 +327,16 @@ class _Writer:
         return NormPlaces(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: Spot, residual: Spot | None, out: Spot) -> None:
-        """Append out = residual + dropout(x)."""
+        """Append a call that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
         self._drop(DropPlaces(x, residual or 0, out, self._count, self.part.own(PartBase.SEED), drops))
 
     def add(self, x: Spot, other: Spot, out: Spot) -> None:
-        """Append out = other + x."""
+        """Append a call that computes out = other + x."""
         self._drop(DropPlaces(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropPlaces) -> None:
+        """Append a call of the kernel `drop`."""
         self.steps.add(self._rows["drop"], arguments)
 
     @property
@@ -344,7 +345,10 @@ class _Writer:
         return self.part.rows * self.part.layer.width
 
     def product(self, x: Spot, rows: int, matrix: _Matrix, out: Spot, *, positive: Spot | None = None) -> None:
-        """Append out = x · Wᵀ + b; if `positive` is given, apply ReLU and set its bits where the result is positive."""
+        """Append a call that computes out = x · Wᵀ + b.
+
+        If `positive` is given, it applies ReLU and sets the bits of `positive` where the result is positive.
+        """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
         packed = self.room.take(outputs * inputs * self.part.each)
@@ -361,7 +365,7 @@ class _Writer:
     def product_back(
         self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_open: Spot | None = None
     ) -> None:
-        """Append the backward pass of a linear layer.
+        """Append a call of a linear layer's backward pass.
 
         It writes the gradient of x, zero where `is_open` bits are 0, and adds the weight and bias gradients to their
         sums.
@@ -403,14 +407,15 @@ class _Writer:
         return weight.further(start * inputs * part.each), bias.further(start * part.each) if has_bias else None
 
     def attend(self, context: Spot) -> None:
-        """Append the attention of the sub-layer's projected queries, keys and values."""
+        """Append a call that attends with the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
     def attend_back(self, by_context: Spot, by_projected: Spot, by_memory: Spot) -> None:
-        """Append the backward pass of attention."""
+        """Append a call of the backward pass of attention."""
         self._attend("attend_back", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: Spot, gradients: tuple[Spot, Spot] | None) -> None:
+        """Append a call of an attention kernel, with `gradients` for the backward pass."""
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype)

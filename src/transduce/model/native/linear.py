@@ -75,6 +75,7 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
+        """Return the number of multiply-adds for these rows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
@@ -191,6 +192,7 @@ def make_float_product(tile: Tile) -> MakeProduct:
         tile = tile._replace(amx=False)
 
     def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+        """Create a linear layer of the tile's format (implements `quantized.MakeProduct`)."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make

@@ -39,10 +39,12 @@ class Line:
         k.store(k.splat(_NEVER), k.at(self.maxima, k.sum_of(self.blocks, 1)))  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
+        """Return the maximum of a block."""
         k, start = self.k, self.k.times(number, self.block)
         return k.greatest(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
+        """Return the maximum of the remainder behind the last whole block."""
         k, greatest = self.k, self.k.variable(self.k.real(_NEVER))
         with k.loop(k.times(self.blocks, self.block), self.width) as index:
             value, best = k.load(k.at(self.place, index)), k.get(greatest, k.real(0.0))
@@ -193,6 +195,7 @@ def write_widening(k: Emitter, vectors: int) -> None:
 
 
 def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
+    """Convert a row of bfloat16 logits to float32, padded with -inf."""
     vector_end = k.times(k.build.sdiv(outputs, k.number(k.lanes)), k.lanes)
     with k.loop(0, vector_end, k.lanes) as column:
         k.store(k.load_wide(rounded, column, I16), k.at(line, column))

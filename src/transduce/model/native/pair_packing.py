@@ -101,7 +101,7 @@ class Span(NamedTuple):
 
 
 class Packer:
-    """Emits the code that packs matrices into panels, shared among the threads."""
+    """An emitter of the code that packs matrices into panels, shared among the threads."""
 
     def __init__(self, k: Emitter, layout: Layout, thread: Value, threads: Value) -> None:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
@@ -198,11 +198,12 @@ class Packer:
         return k.at(to, k.sum_of(k.times(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Return the rows that make up a pair."""
+        """Return the indices of the rows whose elements make up a pair."""
         k, group = self.k, self.layout.group
         return [k.sum_of(k.times(pair, group), number) for number in range(group)]
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
+        """Return the condition that a row exists."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:

@@ -64,7 +64,7 @@ class Product(NamedTuple):
 
 
 class PairMultiplier:
-    """Emits the tile functions of a layout, and the loops over tiles of whole matrix multiplications."""
+    """An emitter of the tile functions of a layout, and of the loops over tiles of whole matrix multiplications."""
 
     layout: Layout = VECTORS
     """Block sizes."""
@@ -130,6 +130,7 @@ class PairMultiplier:
         tiles = k.build.sdiv(gemm.rows, k.number(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
+            """Return (first, last, step) of this thread's row tiles from the diagonal on, for a panel's first column."""
             first = k.build.sdiv(column, k.number(tile_rows))
             offset = k.build.srem(k.sum_of(k.build.sub(thread, first), k.times(threads, tiles)), threads)
             return k.sum_of(first, offset), tiles, threads
@@ -228,6 +229,7 @@ class PairMultiplier:
                     self._finish(ending, k.get(total, k.splat(0.0)), out, offset, values)
 
     def _finish(self, ending: Ending, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
+        """Emit the epilogue of one vector of sums, at an offset in the result."""
         k = self.k
         if ending == "add":
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.at(out, offset))

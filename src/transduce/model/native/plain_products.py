@@ -25,6 +25,7 @@ class PlainMultiplier(PairMultiplier):
     thread_bytes = layout.block_bytes
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
+        """Return total + factor · column, element by element."""
         return self.k.madd(factor, column, total)
 
 

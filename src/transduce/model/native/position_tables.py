@@ -65,6 +65,7 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
+        """Return tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added, turns, near = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:

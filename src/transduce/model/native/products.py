@@ -83,6 +83,7 @@ def write_products(k: Emitter, tile: Tile, endings: Sequence[str] = ENDINGS) -> 
 
 
 def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
+    """Emit `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, start, steps, bias, outputs, out, *share = arguments
@@ -90,6 +91,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
         full_rows = k.times(k.build.sdiv(rows, k.number(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> Place:
+            """Return the micro-kernel's arguments for rows from `row` on and a block of outputs."""
             column = k.times(block, tile.columns)
             return Place(
                 k.at(rounded, k.times(row, width, tile.planes), tile.element),
@@ -104,6 +106,7 @@ def _write_product(k: Emitter, tile: Tile, ending: str) -> None:
             )
 
         def by_vectors() -> None:
+            """Emit the multiplication by vector instructions."""
             with k.loop(first, last) as block:
                 with k.loop(0, full_rows, tile.rows) as row:
                     k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *arguments_at(row, block))

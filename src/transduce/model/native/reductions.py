@@ -86,6 +86,7 @@ class NativeReductions:
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel `reduce`; the log-sum-exp is uninitialized unless `normalize`."""
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
@@ -245,7 +246,7 @@ class _Candidates:
         self.pieces = k.at(scratch, k.times(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Convert a hypothesis' logits to log-probabilities, and add its own total to them."""
+        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
         k = self.k
         with k.loop(0, count) as number:
             index = k.sum_of(start, number)

@@ -103,6 +103,7 @@ def _mean(k: Emitter, row: Value, width: Value, center: Value | None) -> Value:
     """Return the mean of a row, or of its squared distances from a center."""
 
     def term(column: Value) -> list[Value]:
+        """Return the summand of a vector of columns."""
         value = k.load_floats(row, column)
         if center is None:
             return [value]
@@ -260,11 +261,13 @@ def _write_head(k: Emitter, heads: Heads, kind: str, *, is_biased: bool, element
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
+            """Return the cache entry of a position in the row's list."""
             if kind == "run":
                 return k.sum_of(start, number)
             return k.build.sext(k.load(k.at(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
+            """Load a position's key or value as vectors."""
             pointer = k.at(first, k.times(entry(number), row_args.stride), element)
             return [k.load_wide(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -285,12 +288,14 @@ def _write_scores(k: Emitter, heads: Heads, row_args: _Row, count: Value, load: 
     grouped_end = k.times(k.build.sdiv(count, k.number(group)), group)
 
     def products(number: Value) -> Value:
+        """Return the products of the query and a key, summed except across lanes."""
         total = k.splat(0.0)
         for query_part, key in zip(query, load(row_args.keys, number), strict=True):
             total = k.madd(query_part, key, total)
         return total
 
     def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
+        """Scale scores, add the position bias, store them, and update the greatest."""
         score = k.build.fmul(score, scale)
         if is_biased:
             score = k.build.fadd(score, k.load(k.at(row_args.near, number), score.type))

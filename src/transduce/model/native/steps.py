@@ -153,7 +153,7 @@ class NativeSteps:
 
 
 def starts_of(counts: list[int]) -> list[int]:
-    """Return the offset of each of some consecutive rows of these numbers of tokens."""
+    """Return the offset of each row in a concatenation of rows with these numbers of tokens."""
     return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
 
 

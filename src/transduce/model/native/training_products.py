@@ -82,7 +82,7 @@ class BackPlaces(NamedTuple):
 
 
 class ProductWriter:
-    """Emits the kernels `forward` and `back` of linear layers."""
+    """An emitter of the kernels `forward` and `back` of linear layers."""
 
     names = ("forward", "back")
 
@@ -91,7 +91,7 @@ class ProductWriter:
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
-        """Emit both kernels."""
+        """Emit the kernels `forward` and `back`."""
         k = self.k
         with program(k, "forward", len(ForwardPlaces._fields)) as (numbers, thread, threads):
             self._forward(ForwardPlaces(*numbers), thread, threads)
@@ -99,6 +99,7 @@ class ProductWriter:
             self._back(BackPlaces(*numbers), thread, threads)
 
     def _forward(self, args: ForwardPlaces, thread: Value, threads: Value) -> None:
+        """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
         k = self.k
         with k.where(k.is_given(args.weight)):
             weight = Matrix(k.place(args.weight), args.outputs, args.inputs)
@@ -120,6 +121,7 @@ class ProductWriter:
         self.multiplier.multiply(gemm, thread, threads)
 
     def _back(self, args: BackPlaces, thread: Value, threads: Value) -> None:
+        """Emit the kernel `back`: pack the operands, then compute the gradients of x and of the weight and bias."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_given(args.by_x), k.is_given(args.weight_sum)

@@ -116,7 +116,7 @@ class AddPlaces(NamedTuple):
 
 
 class RowWriter:
-    """Emits the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
+    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
 
     names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
     """The kernels' names."""
@@ -127,7 +127,7 @@ class RowWriter:
         self.kind = kind
 
     def write(self) -> None:
-        """Emit all kernels."""
+        """Emit the kernels that `names` lists."""
         k = self.k
         with program(k, "drop", len(DropPlaces._fields)) as (numbers, *share):
             self._drop(DropPlaces(*numbers), *share)
@@ -257,6 +257,7 @@ class RowWriter:
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
+            """Load a vector of x, with a prefetch on the first pass."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -265,6 +266,7 @@ class RowWriter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
+            """Return a vector of x minus the mean."""
             return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -295,13 +297,16 @@ class RowWriter:
         shares = k.at(k.place(args.shares), k.times(thread, 2, width))
 
         def normalized(column: Value) -> Value:
+            """Return a vector of the normalized row."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
+            """Return a vector of the gradient times the weight."""
             weight = k.load_wide(k.place(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
+            """Add to the weight and bias gradients, and return the two terms whose means are needed."""
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)

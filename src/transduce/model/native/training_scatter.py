@@ -29,7 +29,7 @@ class ScatterPlaces(NamedTuple):
 
 
 class ScatterWriter:
-    """Emits the kernel `scatter`."""
+    """An emitter of the kernel `scatter`."""
 
     names = ("scatter",)
     """The kernel's name."""

@@ -69,7 +69,7 @@ class _Task(NamedTuple):
 
 
 class SquareWriter:
-    """Emits the kernel `orthogonalize`."""
+    """An emitter of the kernel `orthogonalize`."""
 
     names = ("orthogonalize",)
     """The kernel's name."""
@@ -79,7 +79,7 @@ class SquareWriter:
         self.multiplier = multiplier(k, "mix")
 
     def write(self) -> None:
-        """Emit the kernel and the functions that it calls."""
+        """Emit the kernel `orthogonalize` and the functions that it calls."""
         k = self.k
         self._write_symmetric()
         self._write_mixed()

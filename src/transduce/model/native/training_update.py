@@ -75,7 +75,7 @@ class MomentumPlaces(NamedTuple):
 
 
 class UpdateWriter:
-    """Emits the kernel `adam`, and `momentum` and `follow` for parameters that other optimizers update."""
+    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `follow`."""
 
     names = ("adam", "follow", "momentum")
     """The kernels' names."""
@@ -84,7 +84,7 @@ class UpdateWriter:
         self.k = k
 
     def write(self) -> None:
-        """Emit all kernels."""
+        """Emit the kernels that `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("follow", self._take)):
             with program(k, name, len(UpdatePlaces._fields)) as (numbers, thread, threads):
