@@ -156,7 +156,7 @@ static int run(greg_t *registers) {
     int length = 4 + decode(at + 4, x, b, registers, &base, &stride);
     if (code == 0x49 && prefix == 0)
         return configure(s, base + stride) ? length : 0;
-    int loads = prefix == 3 || prefix == 1; /* prefix 1: TILELOADDT1, with a hint not to keep the data in the L1 cache */
+    int loads = prefix == 3 || prefix == 1; /* prefix 1: TILELOADDT1, a hint not to keep the data in L1 */
     if (code != 0x4B || (prefix != 2 && !loads) || (at[4] & 7) != 4 || !is_valid(s, number))
         return 0;
     for (int m = 0; m < s->rows[number]; m++) {

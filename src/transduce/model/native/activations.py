@@ -21,7 +21,7 @@ def write_activation(k: Emitter, name: str) -> str:
 
     The function applies the activation to rows x (N, F) and writes out (N, F); out may be x. For a gated activation
     (such as SwiGLU) x is (N, 2 F), each row's gate before its value, and out must not overlap x. Threads split the
-    columns in the same way as the GEMM that writes x, so no barrier is needed in between.
+    columns as the GEMM that writes x does, so each thread finds its columns in its cache.
     """
     function = f"activate_{name.replace('-', '_')}"
     if k.has(function):

@@ -2,8 +2,8 @@
 
 A tile is 32 rows by a panel of 32 columns: four tile registers of sums, two of rows and two of columns, so each loaded
 register is used twice. That still needs 64 bytes per cycle, more than the L2 cache supplies, so every second register
-must come from L1. Therefore a panel is limited to a depth that fits in L1, and is multiplied by some hundred rows,
-which each thread has packed for itself and which fit in L2. Their partial sums wait in L2 for the next pairs.
+must come from L1. Therefore a panel's depth is limited so that it fits in L1. It is multiplied by some hundred rows,
+which each thread has packed for itself, and which fit in L2. Their partial sums wait in L2 for the next pairs.
 
 Sources: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX"; K. Goto and R. van de
 Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.

@@ -1,8 +1,10 @@
 """Provide linear layers for training as a PyTorch autograd function, with fused bias, ReLU and gradient sums.
 
 The GEMMs are compiled kernels where these are faster (`fused_products.py`), else PyTorch's. PyTorch alone takes
-separate passes for the bias gradient, for the ReLU mask, and for the weight gradient, which it computes in bfloat16 and
-then adds up in float32. Legend: N positions, I inputs and O outputs.
+separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first, and
+adds it up in float32 afterwards.
+
+Legend: N positions, I inputs and O outputs.
 """
 
 from typing import Any

@@ -78,7 +78,10 @@ def _run(
     out: Tensor,
     backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Run a norm kernel; `back` holds the backward pass's tensors: `gradient`, `kept`, `shares` and the two sums."""
+    """Run a norm kernel.
+
+    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormPlaces`.
+    """
     x, weight, bias = tensors
     arguments = NormPlaces(
         x.data_ptr(),

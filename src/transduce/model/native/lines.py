@@ -181,8 +181,8 @@ def write_refining(k: Emitter, vectors: int) -> None:
 def write_widening(k: Emitter, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, `refine` for bfloat16 logits.
 
-    It converts rounded (N, V) in bfloat16 to float32 logits (N, P), pads the rows with -inf, and recomputes the
-    likeliest ones from x and weights in bfloat16 with a float32 bias.
+    It converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then it recomputes the
+    likeliest logits from x and weights in bfloat16 and a float32 bias.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):

@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     A block fits in a cache beside a panel, and is multiplied by all panels in turn.
     """
     depth: int
-    """Pairs per pass over a block of sums, a multiple of `together` / `group`."""
+    """Pairs per pass over a block of sums, a multiple of `together`."""
     sum_tiles: int
     """Row tiles per block of sums; they span whole vectors of rows.
 

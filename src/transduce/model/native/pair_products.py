@@ -102,8 +102,8 @@ class PairMultiplier:
     def add_up(self, gemm: Product, given: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
 
-        For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, which one cache
-        level holds, and multiplies them by all panels.
+        For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
+        them by all panels. One cache level holds the packed pairs, another a panel.
         """
         k, layout = self.k, self.layout
         each = k.lanes // layout.tile_rows  # tiles of a vector of columns
@@ -130,7 +130,7 @@ class PairMultiplier:
         tiles = k.build.sdiv(gemm.rows, k.number(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of this thread's row tiles from the diagonal on, for a panel's first column."""
+            """Return (first, last, step) of this thread's row tiles from the diagonal on, for a panel's column."""
             first = k.build.sdiv(column, k.number(tile_rows))
             offset = k.build.srem(k.sum_of(k.build.sub(thread, first), k.times(threads, tiles)), threads)
             return k.sum_of(first, offset), tiles, threads

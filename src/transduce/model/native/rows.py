@@ -44,8 +44,8 @@ def write_embedding(k: Emitter, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
     x (N, D) becomes table[ids] · scale + added. Row n also gets cache entry `entry` + n, which is appended to its list.
-    All rows share one position, whose encoding is `added` and to whose place in the first list `lists` points. If
-    ragged, row n is at position counts[n] - 1 of its list and of the table `added`.
+    All rows share one position: `added` points to its encoding, and `lists` to its element of the first list. If
+    ragged, row n is instead at position counts[n] - 1 of its list and of the table `added`.
     """
     kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, *more):

@@ -118,9 +118,10 @@ def extend_beam(
     """Run one step of beam search for one sentence per program, as in `search/beam.py` and `search/selection.py`.
 
     Of the candidates, those that end are finished if fewer than W others are better, and the W best others live on. The
-    sentence is done when no live hypothesis can enter the N best, or at its length limit. `records` holds for each
-    sentence its length, whether it was cut off, and for each of the N best its last step, its hypothesis at that step,
-    and the end symbol's log-probability.
+    sentence is done when no live hypothesis can enter the N best, or at its length limit.
+
+    `records` holds each sentence's length and whether it was cut off. For each of the N best it holds the last step,
+    the hypothesis at that step, and the end symbol's log-probability.
     """
     sentence = tl.program_id(0)
     if tl.load(done + sentence) != 0:
