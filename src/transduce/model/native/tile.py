@@ -8,8 +8,8 @@ With 8-bit weights, rows are quantized to one of four integer formats:
 * `sextets`: 6 bits on other machines, where `vpmaddubsw` adds two byte products in 16 bits (8 bits would overflow);
 * `words`: 12 bits on other machines, where `vpmaddwd` adds pairs of 16-bit products in 32 bits.
 
-All but `words` are unsigned for their instructions, so a zero point is added to each activation. What it contributes to a
-sum depends only on the weights, and each sum starts with the negative of that.
+All but `words` are unsigned for their instructions, so a zero point is added to each activation. What it contributes
+to a sum depends only on the weights, and each sum starts with the negative of that.
 
 Two formats are floating-point, with weights of the same format and float32 sums that start with the bias:
 
