@@ -1,6 +1,6 @@
-"""The settings of a run, as tables; `settings_reading.py` reads them.
+"""Define the settings of a run as tables; `settings_reading.py` reads them.
 
-None stands for "choose from the corpus and the machine".
+None means: chosen by the corpus and the machine.
 """
 
 from typing import Literal
@@ -22,11 +22,8 @@ from transduce.training.settings import TrainingSettings
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is learnt. `task.*` in a settings file."""
+    """The task to learn, `task.*` in a settings file."""
 
-    # translation: one text from another; language-model: to continue a text; denoising: to mend a spoilt text, before
-    # another task is learnt; masked-language-model: to find hidden pieces (BERT); classification: labels of texts;
-    # parsing: constituency trees; time-series: what numbers come next.
     kind: Literal[
         "translation",
         "language-model",
@@ -36,20 +33,23 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "parsing",
         "time-series",
     ] = "translation"
-    # Of a language model, masked or not, and of classification: pieces that are seen at a time, at most.
+    """translation: one text from another; language-model: continue a text; denoising: restore a corrupted text, as
+    pretraining for another task; masked-language-model: predict masked tokens (BERT); classification: labels of texts;
+    parsing: constituency trees; time-series: forecasts of numbers."""
     context: int | None = None
-    # Of denoising: how text is spoilt.
+    """For language models, masked language models and classification: maximum number of tokens in the context."""
     noise: NoiseSettings | None = None
-    # Of a masked language model: what is hidden, and how.
+    """For denoising: how texts are corrupted."""
     masking: MaskingSettings | None = None
-    # Of a masked language model: whether it also learns if one stretch of text follows another; None: it does.
+    """For masked language models: which tokens are masked, and how."""
     next_sentence: bool | None = None
-    # Of parsing: whether the tag of each word is written too; None: it is.
+    """For masked language models: also predict whether one segment of text follows another; None: true."""
     tags: bool | None = None
-    # Of parsing: of what lies between two words, so many most frequent runs of symbols are one piece each; None: 1,000.
+    """For parsing: also write the part-of-speech tag of each word; None: true."""
     merges: int | None = None
-    # Of time series: what is read of them, and what is foretold.
+    """For parsing: number of frequent runs of tree symbols between two words that become single tokens; None: 1,000."""
     series: SeriesSettings | None = None
+    """For time series: what is read and what is forecast."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -59,50 +59,53 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where the text is. `data.*` in a settings file."""
+    """The data, `data.*` in a settings file."""
 
-    # Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source alone. A task that
-    # learns from text alone has its files here.
     source: tuple[str, ...] = ()
+    """Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source only. Tasks that
+    learn from text only have their files here."""
     target: tuple[str, ...] = ()
-    # In place of files: the folder that `transduce prepare` wrote. It stays where it is, and is read from there.
+    """The translations of `source`, line by line, in as many files in the same order; empty for files of pairs."""
     prepared: str | None = None
+    """In place of files: the folder that `transduce prepare` wrote. The corpus is read from there and not copied."""
     format: Format = "auto"
-    # The dev set; a part of the training pairs is held out where there is none.
+    """The format of the files; `auto`: by their suffixes."""
     dev_source: tuple[str, ...] = ()
+    """The dev set; without one, a part of the training pairs is held out."""
     dev_target: tuple[str, ...] = ()
-    # Those of `source` that a machine wrote, by translating their targets back: a tag begins each sentence of theirs,
-    # and none of them is held out as a dev set.
+    """The target side of the dev set."""
     back_translated: tuple[str, ...] = ()
-    # Text in the target's language that nobody translated: `transduce train` first trains the other direction, has it
-    # translated back, and learns from that too.
+    """Files of `source` that a machine wrote by translating their targets back. A tag starts each of their sentences,
+    and none of them is held out as a dev set."""
     monolingual: tuple[str, ...] = ()
-    # In place of `target`: the folder of a model that `transduce train` has translate `source` first; several translate
-    # together.
+    """Untranslated text in the target language: `transduce train` first trains a reverse model, back-translates the
+    text, and learns from the result, too."""
     teacher: tuple[str, ...] = ()
-    # Source and target language; the files' suffixes where nothing is said.
+    """In place of `target`: the folder of a model that translates `source` before training (distillation); several
+    translate as an ensemble."""
     languages: tuple[str, str] | None = None
-    # Pairs that are left out.
+    """Source and target language; None: by the files' suffixes."""
     filters: FilterSettings = FilterSettings()
+    """Rules by which pairs are left out."""
 
     def __post_init__(self) -> None:
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
         if self.target and not self.source:
-            raise TransduceError("`data.target` needs the side that it translates: give `data.source` too.")
+            raise TransduceError("`data.target` needs the side that it translates: set `data.source` too.")
         for path in self.back_translated:
             if path not in self.source:
                 raise TransduceError(
                     f"`data.back_translated` names some of the files of `data.source`, but {path} is none of them: "
-                    "name it there too."
+                    "name it there, too."
                 )
         if self.dev_target and not self.dev_source:
-            raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
+            raise TransduceError("`data.dev_target` needs the side that it translates: set `data.dev_source` too.")
 
 
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How text is cut into pieces. `tokenizer.*` in a settings file."""
+    """The tokenizer, `tokenizer.*` in a settings file."""
 
     kind: Literal["bpe", "unigram", "character"] = "bpe"
     vocabulary_size: int | None = None
@@ -110,12 +113,13 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     byte_fallback: bool | None = None
     character_coverage: float | None = None
     nfc: bool = False
-    # Files of further text that the vocabulary is learnt from, such as the other language's before a translation.
     text: tuple[str, ...] = ()
+    """Files of further text that the vocabulary is learned from, such as text in the other language for a later
+    translation task."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model. `model.*` in a settings file; what is not said follows the task and the preset."""
+    """The model, `model.*` in a settings file; None: by the task and the preset."""
 
     kind: Kind | None = None
     num_encoder_layers: int | None = None
@@ -167,17 +171,17 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
-    # tiny, small, base, big; paper-base, paper-big. Chosen by the number of pairs where nothing is said.
     preset: str | None = None
-    # The folder of a model whose weights training begins with; its tokenizer and its model's settings are kept.
+    """tiny, small, base, big; paper-base, paper-big. None: chosen by the number of pairs."""
     start_from: str | None = None
+    """The folder of a base model that training starts from; its tokenizer and model settings are kept."""
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
     tokenizer: VocabularySettings = VocabularySettings()
-    # Embeddings that begin as word vectors; where nothing stands here they are random.
     word_vectors: WordVectorSettings | None = None
+    """Embeddings that start as pretrained word vectors; None: they start random."""
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()
