@@ -1,12 +1,13 @@
 """Writes docs/settings.md out of the code: `python docs/generate_settings.py`.
 
-Types, defaults, rules and presets are read from the package. A setting's meaning is the comment above its field,
-or above the same field of the struct that it is resolved to; where several fields share a comment or have none,
-`MEANINGS` says it.
+Types, defaults, rules and presets are read from the package. A setting's meaning is the docstring under its field, or
+the comment above it, or that of the same field in the struct that it is resolved to; `MEANINGS` overrides them.
 """
 
+import ast
 import inspect
 import io
+import textwrap
 import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
@@ -178,6 +179,18 @@ def comments(struct: Struct) -> dict[str, str]:
     return found
 
 
+def docstrings(struct: Struct) -> dict[str, str]:
+    """Return the docstring under each field that has one, in one line."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                found[field.target.id] = " ".join(text.value.value.split())
+    return found
+
+
 def meaning(name: str, struct: Struct) -> str:
     """What a setting means.
 
@@ -185,11 +198,12 @@ def meaning(name: str, struct: Struct) -> str:
         LookupError: neither the code nor `MEANINGS` says it.
     """
     field = name.rpartition(".")[2]
-    said = MEANINGS.get(name) or comments(struct).get(field)
-    if not said and struct in _RESOLVED:
-        said = comments(_RESOLVED[struct]).get(field)
+    said = MEANINGS.get(name)
+    for each in (struct, _RESOLVED.get(struct)):
+        if not said and each is not None:
+            said = docstrings(each).get(field) or comments(each).get(field)
     if not said:
-        raise LookupError(f"the setting {name} has no comment in the code: add one above its field")
+        raise LookupError(f"the setting {name} has no docstring in the code: add one under its field")
     return said.replace("None:", "not set:")  # which a file of settings cannot say
 
 

@@ -123,7 +123,7 @@ def test_what_was_written_but_not_noted_is_written_again(tmp_path: Path) -> None
 
 def test_an_interrupted_file_is_not_overwritten(tmp_path: Path) -> None:
     write_some(tmp_path / "out.txt")
-    with pytest.raises(TransduceError, match=r"out\.txt\.partial has 4 lines of an interrupted .*: say --resume"):
+    with pytest.raises(TransduceError, match=r"out\.txt\.partial has 4 lines of an interrupted .*: pass --resume"):
         begin(tmp_path / "out.txt")
 
 

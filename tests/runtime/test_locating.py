@@ -130,8 +130,8 @@ def test_a_translator_locates_in_one_go(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("pairs", "spans", "message"),
     [
-        ([("我", "I"), ("你", "you")], [[]], "Each sentence has a list of parts of its own, but there are 2 sentences"),
-        (["我"], [[]], r"is a `Translation`, or a source and a text, but '我' was given: write \(source, text\)"),
+        ([("我", "I"), ("你", "you")], [[]], "Pass one list of spans for each sentence: there are 2 sentences"),
+        (["我"], [[]], r"Pass a `Translation`, or a source and a text, not '我': write \(source, text\)"),
         ([("我", "I")], [[(1, 0)]], r"is \(start, end\) in characters, from 0 to 1 here, but \(1, 0\) was given"),
         ([("我", "I")], [[(0, 9)]], r"from 0 to 1 here, but \(0, 9\) was given"),
         ([("我", "I")], [[(-1, 1)]], r"but \(-1, 1\) was given"),

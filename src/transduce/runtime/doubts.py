@@ -212,7 +212,7 @@ def _unknown(translation: Translation) -> str | None:
 
 def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
     nats = nats_a_piece(translation, terms)
-    return f"{nats:.2f} nats a piece" if nats > UNLIKELY_NATS else None
+    return f"{nats:.2f} nats a token" if nats > UNLIKELY_NATS else None
 
 
 def nats_a_piece(translation: Translation, terms: Sequence[str] = ()) -> float:

@@ -49,8 +49,8 @@ class TextKind(TaskKind[TaskCorpus]):
             )
         if settings.start_from is not None:
             raise TransduceError(
-                "`data.prepared` holds text tokenized by its own vocabulary, which `start_from` cannot use: name the text "
-                "with --source."
+                "`data.prepared` holds text tokenized by its own vocabulary, which `start_from` cannot use: name the "
+                "text with --source."
             )
 
     # --- the text ---

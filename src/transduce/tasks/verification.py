@@ -58,13 +58,13 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         if self.equal:
-            return "Equal: weights, optimizer moments, the weight average and the metrics of every step agree in every bit."
+            return "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit."
         differences = f"Not equal: {', '.join(self.differences)}."
         if self.repeatable:
-            return f"{found} Two uninterrupted runs are equal, so resuming is at fault: please report this."
+            return f"{differences} Two uninterrupted runs are equal, so resuming is at fault: please report this."
         return (
-            f"{found} Two uninterrupted runs differ as well, so the difference is not due to resuming: sums are computed in "
-            f"another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
+            f"{differences} Two uninterrupted runs differ as well, so the difference is not due to resuming: sums are "
+            f"computed in another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
         )
 
 
@@ -171,8 +171,8 @@ def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
         content["training"].pop("minutes")
         put_setting(content, "training.steps", _STEPS_FOR_MINUTES)
         notes.append(
-            f"`training.minutes` ({training.minutes:g}) was replaced by {_STEPS_FOR_MINUTES} steps: minutes are converted "
-            "to steps once the speed is known, and a run that is stopped before that measures it again."
+            f"`training.minutes` ({training.minutes:g}) was replaced by {_STEPS_FOR_MINUTES} steps: minutes are "
+            "converted to steps once the speed is known, and a run that is stopped before that measures it again."
         )
     steps = training.steps or _STEPS_FOR_MINUTES
     if steps < _FEWEST_STEPS:
