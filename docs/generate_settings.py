@@ -185,9 +185,9 @@ def docstrings(struct: Struct) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
     for field, text in pairwise(definition.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                found[field.target.id] = " ".join(text.value.value.split())
+        value = text.value if isinstance(text, ast.Expr) and isinstance(field, ast.AnnAssign) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found[ast.unparse(field.target)] = " ".join(value.value.split())
     return found
 
 

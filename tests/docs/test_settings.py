@@ -26,7 +26,7 @@ GENERATOR = load_generator()
 
 
 class Shoe(msgspec.Struct):
-    """A struct with comments in all the places where they can stand."""
+    """A struct with comments and a docstring in all the positions where they can be."""
 
     # The length of the foot,
     # in millimetres.
@@ -34,6 +34,9 @@ class Shoe(msgspec.Struct):
     colour: str = "brown"  # beside, so it is no meaning
     # On the sole.
     nails: int | None = None
+    laces: bool = True
+    """With laces,
+    or without."""
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -63,11 +66,13 @@ def test_a_comment_above_a_field_is_its_meaning() -> None:
         "size_millimetres": "The length of the foot, in millimetres.",
         "nails": "On the sole.",
     }
+    assert GENERATOR.docstrings(Shoe) == {"laces": "With laces, or without."}
     assert GENERATOR.meaning("shoe.nails", Shoe) == "On the sole."
+    assert GENERATOR.meaning("shoe.laces", Shoe) == "With laces, or without."
 
 
 def test_a_setting_without_a_meaning_or_a_default_is_refused() -> None:
-    with pytest.raises(LookupError, match=r"the setting shoe\.colour has no comment in the code"):
+    with pytest.raises(LookupError, match=r"the setting shoe\.colour has no docstring in the code"):
         GENERATOR.meaning("shoe.colour", Shoe)
     with pytest.raises(LookupError, match=r"the setting shoe\.nails is None where nothing is said"):
         GENERATOR.show_default("shoe.nails", None)

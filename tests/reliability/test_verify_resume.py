@@ -38,9 +38,7 @@ def test_settings_killed_and_resumed_are_equal(
     sets = ["--set", "training.accumulate=2", "--set", "training.warmup_steps=5", "--set", "training.save_every=30"]
     assert main(["verify-resume", str(settings), "--threads", "1", "--device", "cpu", *sets, "--json", str(path)]) == 0
     said = capsys.readouterr().out
-    assert (
-        "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit." in said
-    )
+    assert "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit." in said
     report = msgspec.json.decode(path.read_bytes(), type=ResumeReport)
     assert report.equal
     assert report.differences == []

@@ -70,7 +70,7 @@ def test_a_prefix_that_the_vocabulary_cannot_write_is_refused(translator: Transl
         lambda: translator(SOURCE, prefix="龘 tea"),
         lambda: list(translator.stream(SOURCE, prefix="龘 tea")),
     ):
-        with pytest.raises(TransduceError, match="cannot begin with `龘 tea`: some of its characters are not in the model's vocabulary"):
+        with pytest.raises(TransduceError, match="cannot begin with `龘 tea`: some of its characters"):
             attempt()
 
 

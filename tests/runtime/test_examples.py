@@ -125,7 +125,7 @@ def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -
     with pytest.raises(TransduceError, match="No dev pair is left for tuning: both sides need text of at most 256"):
         remember(translator, sources, targets, dev=([""], ["x"]))
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
-    with pytest.raises(TransduceError, match="A datastore belongs to one model, but the translator has several: name one"):
+    with pytest.raises(TransduceError, match="belongs to one model, but the translator has several: name one"):
         remember(several, sources, targets)
     with pytest.raises(TransduceError, match="same source"):
         remember(translator, sources[:1] * 5, targets[:5])

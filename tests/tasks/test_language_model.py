@@ -82,9 +82,7 @@ def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: Write
 
 def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
-    with pytest.raises(
-        TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"
-    ):
+    with pytest.raises(TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"):
         transduce.load(model, examples="some.examples")
     for read in (load_translator, read_model_folder):
         with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):

@@ -114,9 +114,7 @@ def test_what_was_prepared_for_another_task_is_refused(book: Path, tmp_path: Pat
 def test_a_vocabulary_without_the_tasks_marks_is_refused(book: Path, tmp_path: Path) -> None:
     assert prepare(book, tmp_path / "prepared", "denoising") == 0
     settings = {"task.kind": "denoising", "task.noise.kind": "spans", "data.prepared": str(tmp_path / "prepared")}
-    with pytest.raises(
-        TransduceError, match=r"The vocabulary in .* lacks the token .*, which the task's settings"
-    ):
+    with pytest.raises(TransduceError, match=r"The vocabulary in .* lacks the token .*, which the task's settings"):
         train(out=tmp_path / "out", settings=settings, device="cpu", threads=1)
 
 

@@ -49,7 +49,10 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"model": {"d_model": 64}}, r"`model\.d_model` was 32 when this run started, and cannot become 64 on --resume"),
+        (
+            {"model": {"d_model": 64}},
+            r"`model\.d_model` was 32 when this run started, and cannot become 64",
+        ),
         (
             {"search": {"sampling": {"seed": 3}}},
             r"`search\.sampling\.seed` was not set when this run started, and cannot become 3 on --resume",

@@ -489,9 +489,7 @@ def test_resume_tells_that_a_file_has_changed(
 
 
 def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        TransduceError, match=r"typo holds no run to resume, and no text is named to start one"
-    ):
+    with pytest.raises(TransduceError, match=r"typo holds no run to resume, and no text is named to start one"):
         train(out=tmp_path / "typo", resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -530,7 +528,8 @@ def test_more_steps_said_on_resume_are_remembered(
     assert more.step == 5
     assert read_stored(folder / "settings.toml").training.steps == 5
     with pytest.raises(
-        TransduceError, match=r"`training\.steps` must be at least 5, because the run in .* has already taken as many, but is 2"
+        TransduceError,
+        match=r"`training\.steps` must be at least 5, because the run in .* taken as many, but is 2",
     ):
         train(out=folder, steps=2, resume=True, device="cpu", threads=1)
     assert read_stored(folder / "settings.toml").training.steps == 5

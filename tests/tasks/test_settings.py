@@ -119,9 +119,7 @@ def test_an_assignment_without_form_is_refused(assignment: str) -> None:
 
 
 def test_a_value_where_a_table_should_be_is_refused() -> None:
-    with pytest.raises(
-        TransduceError, match=r"`data\.source` belongs to the table `data`, but `data` was set to 5"
-    ):
+    with pytest.raises(TransduceError, match=r"`data\.source` belongs to the table `data`, but `data` was set to 5"):
         put_setting({"data": 5}, "data.source", ["x"])
 
 
