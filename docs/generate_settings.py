@@ -200,7 +200,7 @@ def meaning(name: str, struct: Struct) -> str:
     field = name.rpartition(".")[2]
     said = MEANINGS.get(name)
     for each in (struct, _RESOLVED.get(struct)):
-        if not said and each is not None:
+        if each is not None and not said:
             said = docstrings(each).get(field) or comments(each).get(field)
     if not said:
         raise LookupError(f"the setting {name} has no docstring in the code: add one under its field")

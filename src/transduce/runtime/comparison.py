@@ -144,18 +144,20 @@ class Comparison:
 
 
 def _differences(
-    own: ExportedModel, other: ExportedModel, sources: Ids, targets: Ids, first: int
+    original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
     """Yield the difference of each log-probability; `first` is the index of the first sentence."""
-    pairs = zip(own.log_probabilities(sources, targets), other.log_probabilities(sources, targets), strict=True)
+    pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
-        for piece, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+        for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
             allowed = TOLERANCE * max(1.0, abs(left) / 10.0)
             difference = abs(left - right)
-            yield _Difference(math.inf if math.isnan(difference) else difference, allowed, left, right, sentence, piece)
+            yield _Difference(
+                math.inf if math.isnan(difference) else difference, allowed, left, right, sentence, position
+            )
 
 
-def _agree(own: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
+def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Return whether two greedy translations are equal or diverge at a tie of the original model."""
     if list(ours) == list(theirs):
         return True
@@ -163,6 +165,6 @@ def _agree(own: ExportedModel, source: Sequence[int], ours: Sequence[int], their
     position = min(len(ours), len(theirs)) if common is None else common
     # The log-probabilities of a target include the end symbol's, after those of its tokens.
     after_ours, after_theirs = (
-        own.log_probabilities([source], [row[: position + 1]])[0][position] for row in (ours, theirs)
+        original.log_probabilities([source], [row[: position + 1]])[0][position] for row in (ours, theirs)
     )
     return abs(after_ours - after_theirs) <= 2 * TOLERANCE

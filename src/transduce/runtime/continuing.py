@@ -48,8 +48,8 @@ class ContinuingScorer:
         """
         newest = pieces.reshape(-1, 1)  # (N, 1)
         if self.has_begun:
-            for text, piece in zip(self.texts, newest[:, 0].tolist(), strict=True):
-                text.append(piece)
+            for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
+                text.append(token)
             if self.room == 0:
                 self.state = self._read()
             else:

@@ -121,8 +121,8 @@ def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritt
     missing = {*missing_numbers(source, text)} - {*missing_numbers(source, plain)}
     if missing - {number for term in terms for number in missing_numbers(term.source, "")}:
         return True
-    asked = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
-    return bool(missing_numbers(text, asked)) or (rewritten and _begins_anew(_units(plain), _units(text)))
+    expected_text = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
+    return bool(missing_numbers(text, expected_text)) or (rewritten and _begins_anew(_units(plain), _units(text)))
 
 
 def _begins_anew(plain: list[str], text: list[str]) -> bool:
@@ -138,8 +138,8 @@ def _cut(translation: Translation) -> str | None:
 
 def _repeated(source: str, text: str) -> str | None:
     """Return the longest run that repeats too often, with its count, as evidence; None if there is none."""
-    usual = _most_times(_units(source))
-    repeats = [(times, run) for times, run in _repeats(_units(text)) if times > usual]
+    most_in_source = _most_times(_units(source))
+    repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
     if not repeats:
         return None
     times, run = max(repeats, key=lambda each: each[0] * len(each[1]))
@@ -226,14 +226,14 @@ def nats_a_piece(translation: Translation, terms: Sequence[str] = ()) -> float:
     return -sum(values) / max(1, len(values))
 
 
-def _token_positions(pieces: Sequence[str], texts: Sequence[str]) -> set[int]:
+def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
     """Return the positions of the tokens that spell the texts, and of each next token, which is unlikely after a forced
     one.
     """
     joined, owners = "", list[int]()
-    for position, piece in enumerate(pieces):
+    for position, token in enumerate(tokens):
         # word-boundary characters of sentencepiece and of byte-level BPE
-        written = piece.replace("\u2581", " ").replace("\u0120", " ")
+        written = token.replace("\u2581", " ").replace("\u0120", " ")
         joined += written
         owners += [position] * len(written)
     spans = (match.span() for text in texts for match in re.finditer(re.escape(text), joined))

@@ -137,5 +137,5 @@ def compare_encoders(own: ExportedEncoder, other: ExportedEncoder, rows: Ids, to
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
     """Return whether both have the same argmax in each row, or a tie within the tolerance."""
-    chosen = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
-    return bool((ours.max(axis=-1) - chosen <= 2 * TOLERANCE).all())
+    values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())

@@ -110,16 +110,16 @@ class Neighbours:
             is common to all candidates. Missing candidates have the distance -inf.
         """
         shape = (*states.shape[:-1], STATES)
-        labels, near = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
+        labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
         for row, (sentence_states, voters) in enumerate(zip(states, self._voters, strict=True)):
             # The large matrix comes first, because the library is half as fast with few rows times many.
             distances = torch.addmm(
                 voters.norms[:, None], voters.states, sentence_states.T, beta=-1.0, alpha=2.0
             )  # (M, W)
             nearest = self._first_of_nearest(distances.T)
-            near[row, :, : nearest.shape[1]] = distances.T.gather(-1, nearest)
+            negative_distances[row, :, : nearest.shape[1]] = distances.T.gather(-1, nearest)
             labels[row, :, : nearest.shape[1]] = voters.labels[nearest]
-        return labels, near
+        return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
         """Return the indices of the nearest candidates, (W, K), from the negative distances (W, M).
@@ -136,8 +136,8 @@ class Neighbours:
     def mixed(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
         """Interpolate log-probabilities (B, W, V) after the states (B, W, D) with the candidates' votes, in place."""
         weight = self._card.weight
-        labels, near = self.nearest(states)
-        shares = (near / self._card.temperature).softmax(dim=-1)
+        labels, negative_distances = self.nearest(states)
+        shares = (negative_distances / self._card.temperature).softmax(dim=-1)
         log_probabilities += math.log1p(-weight)
         # A token that occurs several times gets the sum of its votes at each occurrence.
         totals = (labels[..., :, None] == labels[..., None, :]).to(shares.dtype) @ shares[..., None]

@@ -110,8 +110,8 @@ def export(
         raise TransduceError(
             f"An export to {to} stores weights as {', '.join(exporter.quantizations)}, but not as `{quantization}`."
         )
-    with _folder_aside(out) as aside:
-        return _Export(exporter, original, aside, sources, references).make(to, quantization, out)
+    with _folder_aside(out) as temporary:
+        return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
 
 
 class _Export:
@@ -169,12 +169,12 @@ class _Export:
         return self.exporter.open(self.aside, self.trial.texts)
 
     def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
-        own, trial = self.original.own_model(), self.trial
-        if isinstance(own, OwnEncoder):
+        original, trial = self.original.own_model(), self.trial
+        if isinstance(original, OwnEncoder):
             assert isinstance(model, ExportedEncoder)
-            return compare_encoders(own, model, trial.rows, trial.token_types)
+            return compare_encoders(original, model, trial.rows, trial.token_types)
         assert isinstance(model, ExportedModel)
-        return compare_models(own, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
+        return compare_models(original, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
         """Score the greedy translations of the model and of the export; greedy search has no settings that could
@@ -204,17 +204,17 @@ def _folder_aside(out: Path) -> Iterator[Path]:
 
     Parent folders that were created are removed too if they are empty.
     """
-    aside = out.with_name(f".partial-{out.name}")
+    temporary = out.with_name(f".partial-{out.name}")
     created = [parent for parent in out.parents if not parent.exists()]  # innermost first
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
     except OSError as error:
         raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
     try:
-        yield aside
+        yield temporary
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # fails if a parent holds the export or other files
             for parent in created:
                 parent.rmdir()

@@ -54,7 +54,7 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
     special = {config.pad_id, config.eos_id, config.start_id}
-    pieces = [id for id in range(config.target_vocabulary_size) if id not in special]
+    ordinary = [id for id in range(config.target_vocabulary_size) if id not in special]
     if config.kind == "encoder":
         # Include a text with a mask, to check how the exported tokenizer splits it.
         marks = find_marks(vocabulary)
@@ -63,16 +63,16 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
         types = [
             [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
         ]
-        return Trial(texts, origin, rows, types, pieces, 0)
+        return Trial(texts, origin, rows, types, ordinary, 0)
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
-        return Trial(texts, origin, rows, [], pieces, most)
+        return Trial(texts, origin, rows, [], ordinary, most)
     rows = _closed(vocabulary, encoded, original.longest)
     most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
-    return Trial(texts, origin, rows, [], pieces, most)
+    return Trial(texts, origin, rows, [], ordinary, most)
 
 
 def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
@@ -147,17 +147,17 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
     """Return texts, including a long one, and a description of their origin."""
     vocabulary = original.tokenizer.source
-    chosen, origin = _real(sources or []), "the sources given"
+    real, origin = _real(sources or []), "the sources given"
     for name, description in _CORPORA:
-        if not chosen:
-            chosen, origin = _real(_stored_texts(original, name)), description
-    if not chosen:
-        chosen, origin = _random_texts(vocabulary), "random tokens"
+        if not real:
+            real, origin = _real(_stored_texts(original, name)), description
+    if not real:
+        real, origin = _random_texts(vocabulary), "random tokens"
     long: list[str] = []
     while len(vocabulary.encode(" ".join(long))) < _LONG_TEXT_TOKENS:
-        long.append(chosen[len(long) % len(chosen)])
-    count = "1 sentence" if len(chosen) == 1 else f"{len(chosen):,} sentences"
-    return [*chosen, " ".join(long)], f"{count} of {origin} and a long one made of them"
+        long.append(real[len(long) % len(real)])
+    count = "1 sentence" if len(real) == 1 else f"{len(real):,} sentences"
+    return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
 
 
 def _real(texts: Sequence[str]) -> list[str]:

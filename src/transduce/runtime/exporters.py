@@ -169,16 +169,16 @@ class HuggingFaceExporter:
         is_foreign = isinstance(original.tokenizer, ForeignTokenizer)
         if has_kept_files(original.folder) if is_foreign else has_tokenizer(original.tokenizer, original.config):
             return
-        others = _other_formats("huggingface", original.config)
+        alternatives = _other_formats("huggingface", original.config)
         if is_foreign:
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
                 "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
-                f"{others}."
+                f"{alternatives}."
             )
         raise TransduceError(
             "Of Hugging Face's tokenizers only Marian's has a vocabulary for each side, and no composed text "
-            f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {others}."
+            f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {alternatives}."
         )
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
@@ -243,8 +243,10 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
         remedy = huggingface_remedy(config) if name == "huggingface" else {}
         fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
-        other = f", or train one with {fitting}" if fitting else ""
-        raise TransduceError(f"{title} cannot compute a model with {values}: {_other_formats(name, config)}{other}.")
+        alternative = f", or train one with {fitting}" if fitting else ""
+        raise TransduceError(
+            f"{title} cannot compute a model with {values}: {_other_formats(name, config)}{alternative}."
+        )
 
 
 def _value(config: ModelConfig, setting: str) -> str:

@@ -92,10 +92,10 @@ class Filler:
             )
         probabilities = self.probabilities(ids, masks)
         best, order = probabilities.topk(min(candidates, probabilities.shape[1]), dim=-1)
-        found = self._ordinary.cpu()[order]  # (M, candidates)
-        for position, id in zip(masks, found[:, 0].tolist(), strict=True):
+        token_ids = self._ordinary.cpu()[order]  # (M, candidates)
+        for position, id in zip(masks, token_ids[:, 0].tolist(), strict=True):
             ids[position] = id
-        return Filling(self.tokenizer.source.decode(ids), self._candidates(found, best))
+        return Filling(self.tokenizer.source.decode(ids), self._candidates(token_ids, best))
 
     @torch.inference_mode()
     def probabilities(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
@@ -105,18 +105,18 @@ class Filler:
         """
         framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
         states, _ = self.model.encode(framed)
-        masked = states[0, [place + 1 for place in places]]  # (M, D); + 1 for the initial [CLS]
+        masked = states[0, [position + 1 for position in places]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
         return logits[:, self._ordinary].softmax(dim=-1).cpu()
 
-    def _candidates(self, found: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:
+    def _candidates(self, token_ids: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:
         vocabulary = self.tokenizer.source
         return tuple(
             tuple(
                 Candidate(vocabulary.piece(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
                 for id, value in zip(ids, values, strict=True)
             )
-            for ids, values in zip(found.tolist(), best.tolist(), strict=True)
+            for ids, values in zip(token_ids.tolist(), best.tolist(), strict=True)
         )
 
 

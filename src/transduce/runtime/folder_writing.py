@@ -93,13 +93,13 @@ def _known_digests(folder: Path) -> list[str]:
 
 
 def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    others = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
+    other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
         | {"transduce": version("transduce")},
         source_language=languages[0],
         target_language=languages[1],
-        sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in others},
+        sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in other_files},
     )
     write_json(folder / MANIFEST, manifest)

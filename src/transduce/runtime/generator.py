@@ -234,10 +234,10 @@ class Generator:
         if self.vocabulary.keeps_line_feeds:
             ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
             return ids or [self.model.config.start_id]
-        end, before = self.vocabulary.eos_id, self.vocabulary.before
-        first, *others = self.vocabulary.encode_batch(as_text(text).split("\n"))
-        start = before or (end,)
-        return [*start, *first, *(piece for line in others for piece in (end, *before, *line))]
+        end, start_tokens = self.vocabulary.eos_id, self.vocabulary.before
+        first, *other_lines = self.vocabulary.encode_batch(as_text(text).split("\n"))
+        start = start_tokens or (end,)
+        return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
 
     def _scored_ids(self, text: str) -> list[int]:
         """Return the token ids of a text after at least one start token, so that the text's first token is scored,
@@ -321,8 +321,8 @@ class Generator:
         end = self.vocabulary.eos_id
         prompt = list(prompt_ids)
         last_line = prompt[len(prompt) - prompt[::-1].index(end) :] if end in prompt else prompt
-        before = spell(last_line, self.vocabulary)
-        return spell([*last_line, *ids], self.vocabulary)[len(before) :]
+        prompt_text = spell(last_line, self.vocabulary)
+        return spell([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
 
 
 class _FirstLine:

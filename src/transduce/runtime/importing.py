@@ -73,7 +73,7 @@ def import_model_folder(
     )
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
-    kept = read_kept_files(folder, languages) if has_class and not is_own else {}
+    tokenizer_files = read_kept_files(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
     if (card := find_task_card(folder)) is not None:
@@ -92,7 +92,7 @@ def import_model_folder(
         languages=languages,
         documents=documents,
     )
-    write_kept_files(out, kept)
+    write_kept_files(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
     return ImportReport(
         folder=str(out),

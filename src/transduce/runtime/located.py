@@ -104,9 +104,9 @@ def locate_all(
     return [[span or end for span in marked] for marked, end in zip(targets, ends, strict=True)]
 
 
-def _checked_spans(given: Sequence[tuple[int, int]], source: str) -> list[Span]:
+def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
     spans = []
-    for each in given if isinstance(given, list | tuple) else [given]:
+    for each in marked if isinstance(marked, list | tuple) else [marked]:
         numbers = tuple(each) if isinstance(each, tuple | list) else ()
         is_one = (
             len(numbers) == 2 and all(type(n) is int for n in numbers) and 0 <= numbers[0] <= numbers[1] <= len(source)

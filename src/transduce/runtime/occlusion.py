@@ -45,8 +45,8 @@ def word_losses(asked: Sequence[Occlusion], vocabulary: Vocabulary, score: Scori
     pairs = [(source, each.text) for each in asked for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
     for each in asked:
-        words, whole = word_spans(each.text), next(scores)
-        yield [_losses(each.text, words, whole, next(scores), vocabulary) for _ in each.without]
+        words, full_score = word_spans(each.text), next(scores)
+        yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
 
 def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
@@ -71,7 +71,7 @@ def word_spans(text: str) -> list[Span]:
     return spans
 
 
-def _losses(text: str, words: Sequence[Span], whole: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
+def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
     """Return the loss of each word in nats: the sum of the losses of its tokens.
 
     If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
@@ -80,7 +80,7 @@ def _losses(text: str, words: Sequence[Span], whole: Score, without: Score, voca
         return [0.0] * len(words)
     ids = vocabulary.encode(text)
     spans = piece_spans(vocabulary.spellings(ids), text)
-    pairs = zip(whole.piece_log_probabilities, without.piece_log_probabilities, strict=True)
+    pairs = zip(full_score.piece_log_probabilities, without.piece_log_probabilities, strict=True)
     # drops forced first tokens and the end symbol
     token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
     lengths = [[max(1, min(w.end - w.start, p.end - p.start)) for p in spans] for w in words]

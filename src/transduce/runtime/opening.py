@@ -57,14 +57,14 @@ def load(
     torch.set_num_threads(machine.threads)
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
-    first, *others = (at_precision(each.model, precision, machine) for each in contents)
+    first, *further_models = (at_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
         source_language=contents[0].manifest.source_language,
         target_language=contents[0].manifest.target_language,
         search=read_search_settings(folders[0]),
-        ensemble=others,
+        ensemble=further_models,
         longest_source=min(map(read_longest_source, folders)),
         examples=None if examples is None else read_examples(examples, first),
     )

@@ -36,8 +36,8 @@ class OwnModel:
         expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
         with torch.inference_mode():
             log_probabilities = self.translator.model(source_ids, inputs).log_softmax(dim=-1)  # (B, T, V)
-        chosen = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
-        return [values[: len(row) + 1] for values, row in zip(chosen, targets, strict=True)]
+        target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
+        return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
 
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
         """Return the token ids that greedy search finds for each source."""

@@ -122,10 +122,10 @@ class Parser:
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
         """Return the sentences that have words, with their token ids."""
-        filled = [(place, list(words)) for place, words in enumerate(sentences) if words]
+        filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
-        return [_Sentence(place, words, [*tokens, eos]) for (place, words), tokens in zip(filled, ids, strict=True)]
+        return [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
@@ -145,8 +145,8 @@ class Parser:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        pieces = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
-        symbols = [symbol for piece in pieces for symbol in split_symbols(piece)]
+        tokens = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        symbols = [symbol for token in tokens for symbol in split_symbols(token)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
 
@@ -174,9 +174,9 @@ def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
         TransduceError: the vocabulary has no tree symbols.
     """
     meanings = {
-        id: _meaning(split_symbols(piece.text))
-        for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
-        if piece.type == PieceType.USER_DEFINED and piece.text.startswith(MARK)
+        id: _meaning(split_symbols(token.text))
+        for id, token in enumerate(read_pieces(vocabulary.model_bytes))
+        if token.type == PieceType.USER_DEFINED and token.text.startswith(MARK)
     }
     if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
         raise TransduceError(

@@ -103,7 +103,7 @@ class ForbiddenTexts:
         """Set the logits of tokens that would complete a forbidden text to -inf."""
         for row, hypotheses in enumerate(pieces[..., -self.reach :].tolist()):
             for beam, newest in enumerate(hypotheses):
-                written = b"".join(self.surfaces[piece] for piece in newest)
+                written = b"".join(self.surfaces[token] for token in newest)
                 for word in self.words:
                     for completing in word.completing(written):
                         logits[row, beam, completing.to(logits.device)] = float("-inf")
@@ -148,8 +148,8 @@ class _ForbiddenWord:
         tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
         return not (self.starts_word and tail and in_spaced_word(tail[-1]))
 
-    def _may_end(self, behind: bytes) -> bool:
-        head = behind[:_LONGEST_CHARACTER].decode("utf-8", "replace")
+    def _may_end(self, after: bytes) -> bool:
+        head = after[:_LONGEST_CHARACTER].decode("utf-8", "replace")
         return not (self.ends_word and head and in_spaced_word(head[0]))
 
     @staticmethod

@@ -78,21 +78,21 @@ def remember(
     if len(translator.models) > 1:
         raise TransduceError("A datastore belongs to one model, but the translator has several: name one.")
     source_ids, target_ids = _encode(translator, sources, targets)
-    kept, total = _usable_pairs(source_ids, target_ids), len(source_ids)
-    if not kept:
+    usable, total = _usable_pairs(source_ids, target_ids), len(source_ids)
+    if not usable:
         raise TransduceError(
             f"No pair is left for the datastore: both sides need text of at most {MOST_PIECES} tokens."
         )
-    source_ids, target_ids = [source_ids[n] for n in kept], [target_ids[n] for n in kept]
+    source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
     remembered = _compute_tensors(translator, source_ids, target_ids, tell)
-    examples = Examples(remembered, ExampleCard(pairs=len(kept), weight=0.5, temperature=1.0))
+    examples = Examples(remembered, ExampleCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
-        tuning_pairs = list(range(0, len(kept), math.ceil(len(kept) / _MOST_TUNING_PAIRS)))
+        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MOST_TUNING_PAIRS)))
         tuner = _Tuner.among(translator, examples, source_ids, target_ids, tuning_pairs)
     else:
         tuner = _Tuner.of(translator, examples, *_encode(translator, *dev))
-    card, before, after = tuner.choose(len(kept))
-    return Memory(Examples(remembered, card), total - len(kept), before, after, len(tuner.alone))
+    card, loss_without, loss_with = tuner.choose(len(usable))
+    return Memory(Examples(remembered, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
 
 
 def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
@@ -123,7 +123,7 @@ def _compute_tensors(
         done += len(batch)
         tell(done)
     rarities = _rarities(source_ids, len(model.source_weight))
-    labels = torch.tensor([piece for ids in target_ids for piece in ids], dtype=torch.int32)
+    labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
     first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
     sources = about_sources(model, source_ids, rarities).half()
     return Remembered(states, labels, starts, sources, rarities, *first)
@@ -153,8 +153,8 @@ class _Tuner:
     ) -> "_Tuner":
         """Create a tuner on some of the datastore's own pairs, each without itself and pairs with the same source."""
         tuner, starts = cls(translator, examples), examples.remembered.starts
-        near = examples.near(translator.model, [source_ids[n] for n in judged], 2 * PAIRS)
-        for number, pairs in zip(judged, near, strict=True):
+        nearest = examples.near(translator.model, [source_ids[n] for n in judged], 2 * PAIRS)
+        for number, pairs in zip(judged, nearest, strict=True):
             other_pairs = [n for n in pairs.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
             states = examples.remembered.states[starts[number] : starts[number + 1]].float()
             tuner._add(torch.tensor(other_pairs[:PAIRS], dtype=torch.int64), states, target_ids[number])
@@ -163,14 +163,14 @@ class _Tuner:
     @classmethod
     def of(cls, translator: Translator, examples: Examples, source_ids: Ids, target_ids: Ids) -> "_Tuner":
         """Create a tuner on separate dev pairs."""
-        tuner, kept = cls(translator, examples), _usable_pairs(source_ids, target_ids)
-        kept = kept[:: math.ceil(len(kept) / _MOST_TUNING_PAIRS)] if kept else kept
-        if not kept:
+        tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
+        usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
+        if not usable:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MOST_PIECES} tokens."
             )
-        near = examples.near(translator.model, [source_ids[n] for n in kept])
-        for number, pairs in zip(kept, near, strict=True):
+        nearest = examples.near(translator.model, [source_ids[n] for n in usable])
+        for number, pairs in zip(usable, nearest, strict=True):
             states = states_of(translator.model, [source_ids[number]], [target_ids[number]])
             tuner._add(pairs, states, target_ids[number])
         return tuner

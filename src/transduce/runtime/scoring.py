@@ -189,7 +189,7 @@ def _score_batch(
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
     """Return the log-probabilities of each target's tokens."""
-    tokens = torch.tensor([piece for ids in target_ids for piece in ids], device=models[0].source_weight.device)  # (N,)
+    tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.never_written
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []

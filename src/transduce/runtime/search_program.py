@@ -44,11 +44,11 @@ class SearchProgram:
 
     def hypotheses(self) -> Tensor:
         """Return the live hypotheses, best first, and for a beam also the best finished one, (B, W + 1, t)."""
-        pieces, scores = self.search.live()
+        tokens, scores = self.search.live()
         if self.beam.beam_size == 1:
-            return pieces
-        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, pieces.shape[-1])
-        live = pieces.gather(1, order)
+            return tokens
+        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, tokens.shape[-1])
+        live = tokens.gather(1, order)
         last = live[:, 0].clone()
         for row, index in enumerate(self.search.active.tolist()):
             for finished in self.search.found(index, 1):

@@ -36,11 +36,11 @@ def side_by_side(decode: Callable[[_Batch], _Result], batches: Sequence[_Batch],
     """
     apart = len(batches) - len(batches) % threads if threads > 1 else 0
     if apart:
-        before = torch.get_num_threads()
+        num_threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
             yield from pool.map(decode, batches[:apart])
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(before)  # other new threads start with the last number set
+            torch.set_num_threads(num_threads)  # other new threads start with the last number set
     yield from map(decode, batches[apart:])

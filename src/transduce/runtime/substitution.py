@@ -123,8 +123,8 @@ def put_terms(
 
 def _is_allowed(changed: Score, search: SearchSettings) -> bool:
     """Return whether a changed translation obeys the length limits and contains no forbidden text."""
-    pieces = len(changed.pieces)
-    fits = pieces >= search.min_length and (search.max_length is None or pieces < search.max_length)
+    num_tokens = len(changed.pieces)
+    fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)
     return fits and not any(mentions(changed.target, forbidden) for forbidden in search.forbidden)
 
 
@@ -214,7 +214,7 @@ def _trim_to_words(text: str) -> str:
 
 
 def _best_position(
-    text: str, words: list[Span], losses: list[float], term: Term, usual: str, *, comes_again: bool
+    text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
 ) -> _Position:
     """Return the position of a term: the word with the highest loss, with alternatives and further occurrences.
 
@@ -237,7 +237,7 @@ def _best_position(
     core = Span(words[start].start, words[end].end)
     reaches = list(product((start, first), (end, last)))
     if not in_spaced_word(text[core.start]):  # tokens may cover several words
-        usual_span = _find_near(usual, text, Span(words[first].start, words[last].end))
+        usual_span = _find_near(usual_translation, text, Span(words[first].start, words[last].end))
         indices = range(first, last + 1)
         reaches = [] if usual_span else [(one, two) for one in indices for two in indices if one <= two]
         core = usual_span or core
@@ -252,9 +252,9 @@ def _best_position(
     return _Position(tuple(apart), term, repeats)
 
 
-def _find_near(usual: str, text: str, around: Span) -> Span | None:
+def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
     """Return the span of a term's usual translation that overlaps `around`; None if there is none."""
-    for match in re.finditer(re.escape(usual), text) if usual else ():
+    for match in re.finditer(re.escape(usual_translation), text) if usual_translation else ():
         if match.start() < around.end and around.start < match.end():
             return Span(*match.span())
     return None
@@ -272,9 +272,9 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
     """
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
-        others = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
+        other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
         for edits in _ways(position):
-            ways = sorted([*others, *edits])
+            ways = sorted([*other_edits, *edits])
             if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
                 yield _put(text, ways)
 

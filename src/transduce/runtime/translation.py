@@ -100,7 +100,7 @@ def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Tra
     best = [part.alternatives[0] for part in parts]
     joined = Alternative(
         text=separator.join(part.text for part in best if part.text),
-        pieces=tuple(piece for part in best for piece in part.pieces),
+        pieces=tuple(token for part in best for token in part.pieces),
         piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
         score=sum(part.score for part in best),
         ended=all(part.ended for part in best),

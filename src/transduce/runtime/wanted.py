@@ -111,8 +111,8 @@ def with_most_terms(former: Translation, latter: Translation | None, glossary: G
     The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
     second are ignored.
     """
-    later = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
-    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *later)}
+    finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
+    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
     fewest = min(counts.values())
     for translation in (former, latter or former):
         best = tuple(each for each in translation.alternatives if counts.get(each) == fewest)

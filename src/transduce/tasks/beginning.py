@@ -54,11 +54,11 @@ def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
             "it out."
         )
     check_vocabulary(settings.tokenizer, content.tokenizer, settings.start_from)
-    said, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
-    if said is not None and said != size:
+    vocabulary_size, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
+    if vocabulary_size is not None and vocabulary_size != size:
         raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {said:,}, but the model in {settings.start_from} has {size:,} tokens, and "
-            "its tokenizer is kept: leave it out."
+            f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.start_from} has {size:,} "
+            "tokens, and its tokenizer is kept: leave it out."
         )
     return content
 

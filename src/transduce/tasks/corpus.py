@@ -239,9 +239,9 @@ def use_prepared(
     for line in corpus.filters.lines(text.files.thing):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
-    found = _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
+    result = _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
     remember_text_files(folder, settings.data, text.dev)
-    return found
+    return result
 
 
 def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:

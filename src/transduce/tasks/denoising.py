@@ -58,8 +58,8 @@ class Spoiler:
         return Batch(source, target, batch.indices, source_tokens, target_tokens)
 
     def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
-        closed, before, after = row[row != self._target.pad_id], self._target.before, self._target.after
-        ids = closed[len(before) : len(closed) - len(after)]
+        row_ids, prefix, suffix = row[row != self._target.pad_id], self._target.before, self._target.after
+        ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
         source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
         return self._source.closed(source.tolist()), self._target.closed(target.tolist())

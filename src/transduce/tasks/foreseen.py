@@ -49,11 +49,11 @@ def foresee(
     _log_unused(settings, account)
     check_adaptation(settings)
     base_model = read_beginning(settings)
-    kept = None if base_model is None else base_model.model.config
-    if kept is not None:
-        kind.check_model(kept.kind, f"The model in {settings.start_from}")
-        settings = follow_model(settings, kept, account)
-    check_choices(settings, kept, machine)
+    base_config = None if base_model is None else base_model.model.config
+    if base_config is not None:
+        kind.check_model(base_config.kind, f"The model in {settings.start_from}")
+        settings = follow_model(settings, base_config, account)
+    check_choices(settings, base_config, machine)
     return settings, base_model
 
 
@@ -115,11 +115,11 @@ def _trial_model(settings: Settings) -> ModelConfig:
         TransduceError: no preset is possible.
     """
     reads_text = isinstance(kind_of(settings.task.kind), TextKind)
-    pieces = Pieces(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
+    properties = Pieces(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
     refusals = []
     for preset in PRESETS if settings.preset is None else (settings.preset,):
         try:
-            return resolve_model(settings, preset, pieces, Account())
+            return resolve_model(settings, preset, properties, Account())
         except TransduceError as refusal:
             refusals.append(refusal)
     raise refusals[0]

@@ -101,11 +101,11 @@ class LanguageModelDevSet:
         )
 
 
-def _surplus(pieces: Ids, vocabulary: Vocabulary) -> int:
+def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
     """Return how many characters too many the unknown tokens spell: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
-    return int((pieces == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
+    return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
 
 
 class LanguageModel(TextKind):
@@ -266,8 +266,8 @@ def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)
-    kept = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
-    return stream[:kept], stream[kept:]
+    split = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
+    return stream[:split], stream[split:]
 
 
 def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:

@@ -84,9 +84,9 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
     if noise.kind == "infilling":
         spans = _spread(len(ids), _poisson(taken, noise.mean_span, generator), generator)
         return Noised(_spans(ids, spans, [marks[0]] * (len(spans) + 1)).source, ids)
-    chosen = np.zeros(len(ids), bool)
-    chosen[generator.permutation(len(ids))[:taken]] = True
-    return Noised(ids[~chosen] if noise.kind == "deletion" else np.where(chosen, marks[0], ids), ids)
+    is_noised = np.zeros(len(ids), bool)
+    is_noised[generator.permutation(len(ids))[:taken]] = True
+    return Noised(ids[~is_noised] if noise.kind == "deletion" else np.where(is_noised, marks[0], ids), ids)
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
@@ -106,16 +106,16 @@ def _partition(taken: int, mean: float, most: int, generator: np.random.Generato
     return [int(length) for length in np.diff(np.concatenate(([0], cuts, [taken])))]
 
 
-def _spread(pieces: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
+def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
     """Return the start and end of spans with these lengths, at random positions that do not touch."""
-    rest = pieces - sum(lengths)
+    rest = num_tokens - sum(lengths)
     # Each span is put into its own gap between the remaining tokens; without enough gaps, the last spans are merged.
     gaps = np.sort(generator.permutation(rest + 1)[: len(lengths)]).tolist()
     lengths = [*lengths[: len(gaps) - 1], sum(lengths[len(gaps) - 1 :])] if gaps and lengths else []
-    spans, before = [], 0
+    spans, num_removed = [], 0
     for gap, length in zip(gaps, lengths, strict=False):
-        spans.append((gap + before, gap + before + length))
-        before += length
+        spans.append((gap + num_removed, gap + num_removed + length))
+        num_removed += length
     return spans
 
 

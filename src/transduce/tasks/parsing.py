@@ -230,8 +230,8 @@ def write_parts(
 def known_runs(folder: Path) -> frozenset[str]:
     """Return the symbol runs that have tokens in a folder's vocabulary; empty for a model that is not a parser."""
     model = load_tokenizer(folder).target.model_bytes
-    pieces = read_pieces(model) if model else ()
-    return frozenset(piece.text.removeprefix(MARK) for piece in pieces if piece.text.startswith(MARK))
+    tokens = read_pieces(model) if model else ()
+    return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))
 
 
 def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:

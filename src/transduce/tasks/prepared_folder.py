@@ -90,31 +90,31 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
         )
-    for name, value, default, kept in (
+    for name, value, default, existing in (
         ("kind", said.kind, defaults.kind, actual.kind),
         ("joint", said.joint, defaults.joint, actual.joint),
         ("byte_fallback", said.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
         ("nfc", said.nfc, defaults.nfc, actual.nfc),
     ):
-        if value not in (default, kept):
+        if value not in (default, existing):
             raise TransduceError(
-                f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {kept}: leave it "
-                "out."
+                f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {existing}: leave "
+                "it out."
             )
 
 
 def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
-    pieces = read_pieces(model)
+    tokens = read_pieces(model)
     return TokenizerSettings(
         kind="bpe" if is_bpe(model) else "character" if is_by_character(model) else "unigram",
         vocabulary_size=tokenizer.source.size,
         joint=tokenizer.joint,
-        byte_fallback=any(piece.type is PieceType.BYTE for piece in pieces),
+        byte_fallback=any(token.type is PieceType.BYTE for token in tokens),
         nfc=tokenizer.source.nfc,
         keep_spaces=keeps_spaces(model),
-        user_symbols=tuple(piece.text for piece in pieces if piece.type is PieceType.USER_DEFINED),
+        user_symbols=tuple(token.text for token in tokens if token.type is PieceType.USER_DEFINED),
     )
 
 

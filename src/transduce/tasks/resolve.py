@@ -199,23 +199,26 @@ def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[Optimize
     return choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
 
 
-def _resolve_accumulate(said: int | None, choice: Choice[int], account: Account, batch_tokens: int) -> int:
-    if said is not None and said > batch_tokens:
+def _resolve_accumulate(specified: int | None, choice: Choice[int], account: Account, batch_tokens: int) -> int:
+    if specified is not None and specified > batch_tokens:
         raise TransduceError(
             f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
-            f"{said:,}."
+            f"{specified:,}."
         )
-    if said is None and choice.value == 1:
+    if specified is None and choice.value == 1:
         return 1  # not worth a log entry
-    parts: int = account.take("training.accumulate", said, choice)
+    parts: int = account.take("training.accumulate", specified, choice)
     return parts
 
 
 def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: Account) -> float | None:
-    said, frozen = settings.training.weight_decay, settings.word_vectors is not None and settings.word_vectors.frozen
-    if said is not None:
-        account.take("training.weight_decay", said, None)
-        return said
+    specified, frozen = (
+        settings.training.weight_decay,
+        settings.word_vectors is not None and settings.word_vectors.frozen,
+    )
+    if specified is not None:
+        account.take("training.weight_decay", specified, None)
+        return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
     shown = Choice("later" if choice.value is None else choice.value, choice.reason)
@@ -224,22 +227,24 @@ def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], acco
 
 
 def _adapts_dropout(settings: Settings) -> bool:
-    said, model = settings.training.adapt_dropout, settings.model
-    return {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if said is None else said
+    specified, model = settings.training.adapt_dropout, settings.model
+    return (
+        {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if specified is None else specified
+    )
 
 
-def _resolve_kernels(said: TrainingSettings, machine: Machine, account: Account) -> Kernels:
-    if said.kernels == "torch":
-        return account.take("training.kernels", said.kernels, Choice(said.kernels, ""))  # type: ignore[no-any-return]
-    choice = choose_kernels(machine.device, machine.threads, compiled=said.compile)
-    kernels: Kernels = account.take("training.kernels", said.kernels, choice)
+def _resolve_kernels(training: TrainingSettings, machine: Machine, account: Account) -> Kernels:
+    if training.kernels == "torch":
+        return account.take("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
+    choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
+    kernels: Kernels = account.take("training.kernels", training.kernels, choice)
     return kernels
 
 
-def _resolve_record(said: bool | None, choice: Choice[bool], account: Account) -> bool:
-    if said is None and not choice.value:
+def _resolve_record(specified: bool | None, choice: Choice[bool], account: Account) -> bool:
+    if specified is None and not choice.value:
         return False  # not worth a log entry
-    return account.take("training.record", said, choice)  # type: ignore[no-any-return]
+    return account.take("training.record", specified, choice)  # type: ignore[no-any-return]
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:

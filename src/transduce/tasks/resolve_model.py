@@ -97,17 +97,17 @@ def _log_specified(specified: dict[str, Any], account: Account) -> None:
             account.take(f"model.{name}", value, None)
 
 
-def _vocabularies(pieces: Pieces | None, model_kind: str) -> dict[str, Any]:
-    if pieces is None:
+def _vocabularies(properties: Pieces | None, model_kind: str) -> dict[str, Any]:
+    if properties is None:
         # `TaskKind.adapt_model` sets the number of series.
         return {"source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 1}
     return {
-        "source_vocabulary_size": pieces.source_size,
-        "target_vocabulary_size": pieces.target_size,
-        "tie_source_target": pieces.joint,
-        "pad_id": pieces.pad_id,
-        "eos_id": pieces.eos_id,
-        "start_id": pieces.pad_id if model_kind in ("transformer", "recurrent") else pieces.eos_id,
+        "source_vocabulary_size": properties.source_size,
+        "target_vocabulary_size": properties.target_size,
+        "tie_source_target": properties.joint,
+        "pad_id": properties.pad_id,
+        "eos_id": properties.eos_id,
+        "start_id": properties.pad_id if model_kind in ("transformer", "recurrent") else properties.eos_id,
     }
 
 

@@ -90,11 +90,11 @@ def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True)
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
     """Return the changed settings, one line each."""
-    before, now = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
+    old, new = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
-        f"{name}: {_shown(now.get(name))}, which was {_shown(before.get(name))}"
-        for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name)
+        f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
     ]
 
 

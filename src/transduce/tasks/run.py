@@ -99,7 +99,7 @@ class Run:
         """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
         account = Account(self.request.said_reason)
         settings, base_model = foresee(self.kind, self.settings, self.machine, account)
-        kept = None if base_model is None else base_model.model.config
+        base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,
@@ -114,9 +114,9 @@ class Run:
             account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
         if self.kind.writes_translations:
             explain_languages(settings, corpus.languages, account)
-        if kept is not None:
-            remember_beginning(folder, kept)
-        resolved = self._resolve(settings, corpus, kept, account)
+        if base_config is not None:
+            remember_beginning(folder, base_config)
+        resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.explain(corpus, resolved, account)
         stored_in = None if self.request.dry_run else folder
         prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh(corpus))
@@ -124,18 +124,20 @@ class Run:
         return resolved, corpus
 
     def _resolve(
-        self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
+        self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
-        preset, pieces = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
-        if kept is None:
+        preset, vocabulary_size = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
+        if base_config is None:
             pairs, tokens = corpus.pairs, corpus.target_tokens
-            preset = resolve_preset(settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=pieces)
+            preset = resolve_preset(
+                settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=vocabulary_size
+            )
             epochs = foresee_epochs(
-                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=pieces
+                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=vocabulary_size
             )
             model = resolve_model(settings, preset, pieces_of(corpus.tokenizer), account, epochs=epochs)
         else:
-            model = keep_model(settings, kept, str(settings.start_from), account)
+            model = keep_model(settings, base_config, str(settings.start_from), account)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
@@ -172,13 +174,13 @@ class Run:
         self.was_trained = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
-        before = None if state is None else state.surroundings
-        if before is not None:
-            self._use_threads_of(before)
-        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, before)
+        environment = None if state is None else state.surroundings
+        if environment is not None:
+            self._use_threads_of(environment)
+        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
         corpus = self.kind.reopen(settings, self.request.out)
-        kept = None if settings.start_from is None else recall_beginning(self.request.out)
-        resolved = self._resolve(settings, corpus, kept, Account())
+        base_config = None if settings.start_from is None else recall_beginning(self.request.out)
+        resolved = self._resolve(settings, corpus, base_config, Account())
         if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
         return resolved, corpus
@@ -195,18 +197,18 @@ class Run:
                 f"taken as many, but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
             )
 
-    def _use_threads_of(self, before: Surroundings) -> None:
+    def _use_threads_of(self, environment: Surroundings) -> None:
         """Use as many threads as before, for the same results bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
         results
         differ anyway, and each process takes its share of the cores.
         """
-        if self.request.threads is not None or before.processes not in (None, self.processes.count):
+        if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
-        if before.threads <= max(1, usable_cores() // self.processes.local_count):
-            self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
-            torch.set_num_threads(before.threads)
+        if environment.threads <= max(1, usable_cores() // self.processes.local_count):
+            self.machine = msgspec.structs.replace(self.machine, threads=environment.threads)
+            torch.set_num_threads(environment.threads)
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:

@@ -117,10 +117,10 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
     try:
         return _checked(content)
     except TransduceError as error:
-        place = content.place(str(error)) if isinstance(content, FileSettings) else None
-        if place is None:
+        location = content.place(str(error)) if isinstance(content, FileSettings) else None
+        if location is None:
             raise
-        raise TransduceError(f"{place}: {error}") from error
+        raise TransduceError(f"{location}: {error}") from error
 
 
 def _checked(content: Mapping[str, Any]) -> Settings:
@@ -131,8 +131,8 @@ def _checked(content: Mapping[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise error.__cause__ from None
-        _, _, place = str(error).partition(" - at `$.")
-        raise TransduceError(_wrong_value(place.partition("[")[0].rstrip("`").split("."), content)) from error
+        _, _, location = str(error).partition(" - at `$.")
+        raise TransduceError(_wrong_value(location.partition("[")[0].rstrip("`").split("."), content)) from error
 
 
 def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
@@ -151,8 +151,8 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
         content = content[name]
     expected, value = _kinds(hint), str(content)
     intended = _OTHER_NAMES.get(value.lower())
-    near = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
-    suggestion = f": did you mean `{near[0]}`?" if near else "."
+    close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
+    suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
     return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
 
 
@@ -198,11 +198,11 @@ def _first_inside(value: Any) -> tuple[str, ...]:
 def _unknown_key(path: tuple[str, ...]) -> str:
     name = ".".join(path)
     existing = list(setting_names())
-    near = difflib.get_close_matches(name, existing, 1, 0.5)
+    close_names = difflib.get_close_matches(name, existing, 1, 0.5)
     same_word = [other for other in existing if other.split(".")[-1] == path[-1]]
     near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in existing], 1, 0.6)
     same_last_word = [other for other in existing if other.split(".")[-1] in near_word]
-    suggestion = next(iter(same_word or near or same_last_word), None)
+    suggestion = next(iter(same_word or close_names or same_last_word), None)
     hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
     return f"There is no setting `{name}`: {hint}"
 

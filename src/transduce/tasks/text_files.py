@@ -49,10 +49,10 @@ def changed_text_files(folder: Path) -> Iterator[str]:
     Deleted files, and runs that stored no properties, give no line.
     """
     try:
-        before = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
+        files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
     except (OSError, msgspec.MsgspecError):
         return
-    for file in before:
+    for file in files:
         if not Path(file.path).exists() or _file_state(file.path, is_dev=file.is_dev) == file:
             continue
         yield f"{file.path} has changed since this run started" + (

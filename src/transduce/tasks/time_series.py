@@ -262,9 +262,9 @@ class TimeSeries(TaskKind[SeriesCorpus]):
 
     def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
         """Score the best model's forecasts of the dev part and write the final model card."""
-        kept = load_forecaster(place.folder, device=place.device, threads=place.threads)
+        best = load_forecaster(place.folder, device=place.device, threads=place.threads)
         dev = self.validation(corpus, resolved, place)
-        dev.task.model.load_state_dict(kept.model.state_dict())
+        dev.task.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         return Outcome(
             measured=f"Dev part:\n{report}",

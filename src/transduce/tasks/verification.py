@@ -213,9 +213,9 @@ def _last_step(run: Path) -> int:
     return max((event["step"] for event in _events(run)), default=0)
 
 
-def _differences(run: Path, other: Path, step: int) -> list[str]:
+def _differences(run: Path, reference: Path, step: int) -> list[str]:
     """Return the kinds of tensors that differ at a step, and the first step with different metrics."""
-    ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, other))
+    ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [
         kind
         for kind, tensors in theirs.tensors.items()
@@ -223,6 +223,6 @@ def _differences(run: Path, other: Path, step: int) -> list[str]:
     ]
     if ours.state.updates != theirs.state.updates:
         different.append("the number of updates")
-    pairs = zip(*([event for event in _events(one) if event["step"] <= step] for one in (run, other)), strict=False)
+    pairs = zip(*([event for event in _events(one) if event["step"] <= step] for one in (run, reference)), strict=False)
     unequal = next((our_event["step"] for our_event, their_event in pairs if our_event != their_event), None)
     return different if unequal is None else [*different, f"the metrics from step {unequal} on"]
