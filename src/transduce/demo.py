@@ -43,8 +43,7 @@ def demo(
     threads: int | None = None,
     precision: str = "auto",
 ) -> DemoResult:
-    """Train a Chinese-English translator on the built-in grammar's corpus, print sample translations and return its
-    accuracy.
+    """Train a Chinese-English model on the built-in grammar's corpus, print translations and return its accuracy.
 
     Args:
         out: folder of the training run; the corpus is written as text files to the sibling folder `NAME-text`.

@@ -60,10 +60,8 @@ def release_library(name: str) -> None:
     """Release the resident memory of a shared library that is not needed for now (Linux only).
 
     Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
-    such
-    as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked
-    process
-    shares them.
+    such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked
+    process shares them.
 
     Args:
         name: prefix of the library's file name.

@@ -8,8 +8,9 @@ _PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def run_module(name: str) -> list[str]:
-    """Return the start of a command line that runs a module; -P keeps modules of the current folder from being
-    imported.
+    """Return the start of a command line that runs a module.
+
+    The option -P keeps modules of the current folder from being imported.
     """
     return [sys.executable, "-P", "-m", name]
 

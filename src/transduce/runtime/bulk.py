@@ -119,8 +119,9 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 
 
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
-    """Return the output text of a portion: one line for each translation, or one for each alternative with its line
-    number and score.
+    """Return the output text of a portion: one line for each translation.
+
+    If several alternatives are requested, each has a line with the line number, the text and its score.
     """
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
@@ -170,8 +171,7 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
     """Return the lines that are already translated, and an iterator over the remaining portions.
 
     If `done` ends inside a portion, the first remaining portion is the rest of that portion. This happens if portions
-    were
-    smaller in the earlier run, or if the input has grown.
+    were smaller in the earlier run, or if the input has grown.
     """
     skipped: list[str] = []
     portions_left = iter(waiting)

@@ -83,8 +83,8 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new state; if a text exceeds the context, only the newest half of the context is
-        read.
+        """Encode the texts into a new state; of texts longer than the context, only the newest half of the context
+        is read.
         """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]

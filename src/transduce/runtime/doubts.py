@@ -69,8 +69,7 @@ def find_doubts(
     Args:
         translation: the output of a translator, or a given text with the model's scores.
         source_language: language code of the source. The checks for copied or untranslated text and for numbers run
-            only
-            if both languages are known and differ.
+            only if both languages are known and differ.
         target_language: language code of the target.
         unread: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified.
@@ -112,8 +111,7 @@ def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritt
         text: its translation with glossary terms.
         glossary: the terms; numbers in terms and their translations are allowed.
         rewritten: True if `text` may differ in more than a term. Then text of `plain` that occurs more often in `text`
-            is
-            a fault, too.
+            is a fault, too.
     """
     if _repeated(source, text) is not None and _repeated(source, plain) is None:
         return True
@@ -152,8 +150,7 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return repeated runs of units and how often each occurs in a row: for each run length, the first run with the
-    highest count.
+    """Return the most frequent repeated run of units for each run length, with its number of occurrences in a row.
 
     `least` is the lowest count returned; None: the limit by run length.
     """
@@ -227,8 +224,9 @@ def nats_a_piece(translation: Translation, terms: Sequence[str] = ()) -> float:
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the positions of the tokens that spell the texts, and of each next token, which is unlikely after a forced
-    one.
+    """Return the positions of the tokens that spell the texts, and of each next token.
+
+    The next token counts too, because it is often improbable after a forced one.
     """
     joined, owners = "", list[int]()
     for position, token in enumerate(tokens):

@@ -86,8 +86,7 @@ class Neighbours:
     """The retrieval candidates of each sentence in a batch.
 
     Each sentence is searched separately, so that its states are read once a step and are not copied when other
-    sentences
-    leave the batch.
+    sentences leave the batch.
     """
 
     def __init__(self, voters: Sequence[Voters], card: ExampleCard) -> None:
@@ -106,8 +105,7 @@ class Neighbours:
 
         Returns:
             Token ids and negative squared distances, (B, W, K) each. The distances omit the squared norm of `states`,
-            which
-            is common to all candidates. Missing candidates have the distance -inf.
+            which is common to all candidates. Missing candidates have the distance -inf.
         """
         shape = (*states.shape[:-1], STATES)
         labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
@@ -201,9 +199,7 @@ class Examples:
 
 
 class ExampleScorer:
-    """A scorer that interpolates a model's probabilities with retrieved neighbors. Implements
-    `search.scorer.Scorer`.
-    """
+    """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
 
     def __init__(self, scorer: TransformerScorer, neighbours: Neighbours) -> None:
         """Wrap the scorer of a model at the start of a batch."""

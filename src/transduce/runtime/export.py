@@ -133,8 +133,9 @@ class _Export:
         self.trial = trial_of(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Write the export, compare and score it, and rename it; weights are quantized once the float32 export is
-        correct.
+        """Write the export, compare and score it, and rename it.
+
+        Weights are quantized only after the float32 export was found correct.
         """
         model = self._write("float32")
         comparison = self._compare(model)
@@ -177,9 +178,7 @@ class _Export:
         return compare_models(original, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Score the greedy translations of the model and of the export; greedy search has no settings that could
-        differ.
-        """
+        """Score the greedy translations of the model and of the export."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None

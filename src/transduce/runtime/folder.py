@@ -152,9 +152,7 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
 
 
 def was_saved_again(folder: Path) -> bool:
-    """Return whether transformers loaded a model written by transduce and saved it again (in place or to another
-    folder).
-    """
+    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder."""
     if not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")

@@ -43,9 +43,7 @@ class Forecast(NamedTuple):
 
 
 class Forecaster:
-    """A forecasting model with the scale of its series. Call it with the history and the number of steps to
-    forecast.
-    """
+    """A forecasting model with the scale of its series. Call it with the history and a number of steps."""
 
     def __init__(self, model: SeriesTransformer, card: SeriesCard) -> None:
         """Create a forecaster.
@@ -75,8 +73,7 @@ class Forecaster:
         Args:
             history: past values, (S, C), newest last, or (S,) for a single series. At least as many points as the model
                 reads are needed; only the last ones are used. From a table with column names (pandas, polars), the
-                columns
-                of the series are selected, in any order.
+                columns of the series are selected, in any order.
             steps: number of points to forecast; None: the horizon of training.
             samples: number of sampled trajectories. The forecast is their mean, with bounds of the middle 80 %. 0: no
                 sampling; each value is the mean given the values before it.
@@ -107,8 +104,7 @@ class Forecaster:
 
         Raises:
             TransduceError: there is no window; windows are too short, have other columns or are not finite; an option
-                is
-                out of range; or the model predicts no deviations to sample from.
+                is out of range; or the model predicts no deviations to sample from.
         """
         past = self._checked_windows(past, past)
         steps, samples, seed = self._checked_options(steps, samples, seed)
@@ -153,8 +149,8 @@ class Forecaster:
         return selected
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
-        """Check windows and return them as an array (B, S, C); `given` is the original argument, for the error
-        message.
+        """Check windows and return them as an array (B, S, C); error messages describe the original argument
+        `given`.
         """
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):

@@ -228,8 +228,7 @@ class Generator:
         """Return the token ids of a text as in training.
 
         Each line starts after the end symbol of another line, or with the tokens that an imported tokenizer puts before
-        a text.
-        For imported models with line-feed tokens, the ids are those of their tokenizer.
+        a text. For imported models with line-feed tokens, the ids are those of their tokenizer.
         """
         if self.vocabulary.keeps_line_feeds:
             ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
@@ -240,9 +239,7 @@ class Generator:
         return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
 
     def _scored_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text after at least one start token, so that the text's first token is scored,
-        too.
-        """
+        """Return the token ids of a text after at least one start token, so that its first token is scored, too."""
         begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
         return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
@@ -315,8 +312,9 @@ class Generator:
         return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of new tokens after the prompt's; the prompt's last line decides whether a space comes
-        first.
+        """Return the text that new tokens add to the prompt.
+
+        The prompt's last line determines whether a space comes first.
         """
         end = self.vocabulary.eos_id
         prompt = list(prompt_ids)

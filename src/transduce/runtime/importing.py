@@ -41,8 +41,7 @@ def import_model_folder(
     """Convert a Hugging Face model to a transduce model folder: weights, configuration, tokenizer and search settings.
 
     A transduce model that transformers opened and saved again is imported the same way. Its folder must hold
-    transduce's
-    tokenizer files; they are still there if the model was saved in place.
+    transduce's tokenizer files; they are still there if the model was saved in place.
 
     If a Hugging Face class computes the model, the original tokenizer files are copied, too.
 

@@ -10,8 +10,7 @@ def pieces_at_once(device: torch.device) -> int:
     """Return the budget of a batch on a device: source tokens times beam hypotheses.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
-    are
-    large; their logits take about 200 MB.
+    are large; their logits take about 200 MB.
     """
     return 2_048 if device.type == "cpu" else 32_768
 

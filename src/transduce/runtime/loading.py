@@ -112,16 +112,13 @@ def load(
     """Load a model folder for the task that the model was trained for.
 
     Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
-    other
-    tasks give a `Classifier`, a `Parser` or a `Forecaster`.
+    other tasks give a `Classifier`, a `Parser` or a `Forecaster`.
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
-            of
-            translation models form an ensemble; they must have the same vocabulary.
+            of translation models form an ensemble; they must have the same vocabulary.
         task: the expected task; a folder for another task is refused. With `task`, type checkers know the result's
-            type:
-            `load(folder, task="translation")` is a `Translator`.
+            type: `load(folder, task="translation")` is a `Translator`.
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for translators also "int8".
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.

@@ -39,8 +39,7 @@ def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> l
     """Return the span of the translation for each marked span; nesting is the same as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
-    words
-    becomes an empty span between words.
+    words becomes an empty span between words.
 
     Args:
         asked: sentences, translations and marked spans.
@@ -102,9 +101,7 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of a span's words, replaced by fixed values for words that are known to belong to a
-        span.
-        """
+        """Return the losses of a span's words, with fixed values for words that are known to belong to a span."""
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end

@@ -67,7 +67,7 @@ class _Sentence(NamedTuple):
 
 class Parser:
     """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list of
-    sentences.
+    them.
     """
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:

@@ -51,8 +51,7 @@ class Part(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Return an index for the part's random numbers: its sentence's index in the whole input, with an offset for
-        each part.
+        """Return the index that seeds the part's random numbers: its sentence's index with an offset for each part.
 
         `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """

@@ -89,8 +89,7 @@ class ForbiddenTexts:
     """Implements `search.rules.Rule`: forbids texts in hypotheses, however they are tokenized.
 
     In scripts with spaces, texts match whole words only: a token that completes a forbidden word is allowed if the
-    token
-    continues the word, such as "▁apples" if "apple" is forbidden. Matching is case-sensitive.
+    token continues the word, such as "▁apples" if "apple" is forbidden. Matching is case-sensitive.
     """
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary) -> None:

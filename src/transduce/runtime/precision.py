@@ -37,8 +37,7 @@ def precision_of(model: Model) -> str:
 
 
 def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
-    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever the machine
-    multiplies faster.
+    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
 
     The model is converted in place, except for "int8".
 

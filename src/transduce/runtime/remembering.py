@@ -137,9 +137,7 @@ def _rarities(source_ids: Ids, size: int) -> Tensor:
 
 
 class _Tuner:
-    """A tuner of the interpolation weight and temperature: it collects the target probabilities by the model and by
-    retrieval.
-    """
+    """A tuner of the interpolation weight and temperature, by the target probabilities without and with retrieval."""
 
     def __init__(self, translator: Translator, examples: Examples) -> None:
         self._translator, self._examples = translator, examples
@@ -188,8 +186,9 @@ class _Tuner:
         self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[ExampleCard, float, float]:
-        """Return the card with the best weight and temperature, and the loss without and with retrieval, in nats per
-        token.
+        """Return the card with the best weight and temperature, and the losses without and with retrieval.
+
+        The losses are in nats per token.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._voted:

@@ -18,9 +18,8 @@ def read_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a model folder.
 
     A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
-    limit
-    on repeated n-grams are used, because its length penalty is a different formula. Without either file, the paper's
-    settings apply. Hugging Face folders are searched as transformers' `generate` does.
+    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
+    paper's settings apply. Hugging Face folders are searched as transformers' `generate` does.
 
     Raises:
         TransduceError: a file cannot be read.

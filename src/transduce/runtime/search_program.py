@@ -21,8 +21,8 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer
 
 
 class SearchProgram:
-    """A compiled search with the same results as `BeamSearch`, or as `Walk` for a beam of one. Implements
-    `loop.Search`.
+    """Implements `loop.Search` as a compiled search, with the results of `BeamSearch`, or of `Walk` for a beam of
+    one.
     """
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:

@@ -60,8 +60,7 @@ def look_again(
     """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
     The second search has a beam of at least 8 and takes the most probable alternative with the fewest warnings. It
-    inserts
-    missing numbers. If the warning was about repetition or length, repeated n-grams are forbidden.
+    inserts missing numbers. If the warning was about repetition or length, repeated n-grams are forbidden.
 
     Args:
         translator: the translator that made the translations.
@@ -172,8 +171,7 @@ def _numbers(
     """Return the missing numbers that re-decoding can insert.
 
     Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
-    them
-    and may do so. Dates and times are excluded, because a translation may write them in another form.
+    them and may do so. Dates and times are excluded, because a translation may write them in another form.
     """
     if search.max_length is not None or not any(doubt.kind == "numbers" for doubt in doubts):
         return []

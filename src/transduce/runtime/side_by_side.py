@@ -19,9 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def threads_apart(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
-    """Return how many batches to decode in parallel: more than 1 only for compiled steps, which release Python's
-    GIL.
-    """
+    """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
     return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
 
 

@@ -14,8 +14,7 @@ class GrowingText:
     """The final prefix of a translation during search.
 
     The common prefix of all hypotheses is final, because observers of a search also see the best finished hypothesis.
-    With
-    greedy search and sampling there is one hypothesis, so every token is final at once.
+    With greedy search and sampling there is one hypothesis, so every token is final at once.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -36,17 +36,16 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 def strict_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
 ) -> "TransformerScorer | StrictScorer":
-    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16; the arguments are those of
-    `TransformerScorer`.
+    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
+
+    The arguments are those of `TransformerScorer`.
     """
     inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
     return StrictScorer(inner, source_ids) if native_state(inner.state) is None else inner
 
 
 class StrictScorer:
-    """A `TransformerScorer` that fills small batches with copies of a sentence, so that it never computes with few
-    rows.
-    """
+    """A `TransformerScorer` that fills small batches with copies of a sentence, to avoid computing with few rows."""
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
         """Wrap a scorer at its first step that has encoded source_ids (B, S)."""
@@ -75,9 +74,7 @@ class StrictScorer:
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences with these indices, filled up with copies of the first one to the minimum number of
-        rows.
-        """
+        """Keep the sentences with these indices, filled up with copies of the first one to the minimum of rows."""
         needed = -(-LEAST_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))

@@ -90,8 +90,7 @@ def put_terms(
 
     Returns:
         Changed translations by key: the alternatives that have their terms, in the order of the search. Their order is
-        kept
-        because the cost of a term says nothing about the rest.
+        kept because the cost of a term says nothing about the rest.
     """
     if search.no_repeated_ngrams:  # a term may occur twice
         return {}
@@ -162,9 +161,7 @@ def substitute(
 
 
 def _preference(score: Score) -> tuple[float, str]:
-    """Return a sort key: the mean log-probability per token, since shorter texts have higher sums; the text breaks
-    ties.
-    """
+    """Return a sort key: the mean log-probability per token; ties are broken by the text."""
     return score.log_probability / len(score.piece_log_probabilities), score.target
 
 
@@ -219,9 +216,8 @@ def _best_position(
     """Return the position of a term: the word with the highest loss, with alternatives and further occurrences.
 
     The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
-    the
-    term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of the
-    word count if they lose as much or if the term occurs several times in the source.
+    the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
+    the word count if they lose as much or if the term occurs several times in the source.
     """
     strongest = max(losses)
     start = end = losses.index(strongest)
@@ -267,9 +263,7 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
 
 
 def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
-    """Yield texts with all terms inserted: for each term, each way to insert it while the others use their first
-    way.
-    """
+    """Yield texts with all terms inserted, each way for one term while the others use their first way."""
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]

@@ -50,8 +50,7 @@ def find_task_card(folder: Path) -> TaskCard | None:
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
-    """Refuse folders of parsers where a translator is expected; their models are built alike but write linearized
-    trees.
+    """Refuse folders of parsers where a translator is expected.
 
     Raises:
         TransduceError: a folder holds a parser.

@@ -71,7 +71,8 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether the second translation is missing or only appends to the end of the first, a bad position for a
-    term.
+    """Return whether the second translation is missing or only appends to the end of the first.
+
+    An appended term is in the wrong position.
     """
     return again is None or (_ENDS.search(plain) is not None and again.text.startswith(plain))

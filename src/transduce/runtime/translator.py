@@ -63,8 +63,7 @@ class Translator:
             search: default search settings; None: the paper's.
             ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
             longest_source: maximum number of source tokens; longer texts are split into parts. Texts are also limited
-                to
-                the models' positions.
+                to the models' positions.
             examples: datastore for kNN retrieval, for a single model.
         """
         self.model = model
@@ -254,10 +253,8 @@ class Translator:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
         Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
-        rest at
-        the end. A sentence with glossary terms is yielded at once, because it may be searched twice. Closing the
-        iterator stops
-        the search.
+        rest at the end. A sentence with glossary terms is yielded at once, because it may be searched twice. Closing
+        the iterator stops the search.
 
         Args:
             sentence: a text of any length.
@@ -327,13 +324,11 @@ class Translator:
         *,
         glossary: GivenGlossary = None,
     ) -> list[list[Span]]:
-        """Return the spans of translations that correspond to marked spans of their sources, as (start, end) in
-        characters.
+        """Return the spans of translations that correspond to marked spans of their sources, in characters.
 
         Args:
             translations: this translator's translations, of which the best alternatives are used, or pairs of a source
-                and
-                its translation.
+                and its translation.
             spans: marked spans of each source, (start, end) in characters; spans must be nested or disjoint.
             glossary: the glossary that was used for the translations.
 
@@ -371,8 +366,7 @@ class Translator:
 
         Args:
             source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
-                same
-                padded length.
+                same padded length.
             search: the search settings.
             prefixes: token ids that each sentence's hypotheses start with.
             phrases: phrases that each sentence's hypotheses must contain.
@@ -406,9 +400,7 @@ class Translator:
         return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
-        """Return batches of parts; parts with the same beam width and, if batch-invariant, the same padded length
-        are together.
-        """
+        """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
             return (beam_width(search, [part.phrases]), bucket(len(part.ids)) if search.strict else 0)

@@ -38,8 +38,9 @@ class _Number(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """The components to look for if the whole is missing; for a time only the minutes, because hours may be in
-        12-hour format.
+        """The components to look for if the whole number is missing.
+
+        For a time, these are only the minutes, because hours may be in 12-hour format.
         """
         parts = {"date": re.split("[./-]", self.text), "clock": [self.text[-2:]], "groups": self.text.split(" ")}
         return parts.get(self.kind or "", [self.text])

@@ -32,8 +32,9 @@ class Account:
         return choice.value
 
     def correct(self, name: str, value: Any, reason: str) -> None:
-        """Replace the value and reason of a logged setting if the value changed; "{}" in `reason` stands for the old
-        value.
+        """Replace the value and reason of a logged setting whose value changed.
+
+        "{}" in `reason` stands for the old value.
         """
         for index, line in enumerate(self.lines):
             if line.name == name and line.value != _shown(value):

@@ -126,8 +126,7 @@ class Classification(TextKind):
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that classification does not use, separate vocabularies, and settings of the vocabulary
-        projection.
+        """Refuse settings that classification does not use, including those of the vocabulary projection.
 
         Raises:
             TransduceError: a setting has no meaning for classification.
@@ -206,8 +205,7 @@ class Classification(TextKind):
         """Choose a learning rate proportional to 1 / d_model.
 
         For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
-        high
-        from random weights, and ten times as high for LoRA.
+        high from random weights, and ten times as high for LoRA.
         """
         factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
@@ -322,8 +320,9 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
 
 
 def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the base model's classifier parameters, unless its labels are these; other labels may have the same
-    shapes.
+    """Return the prefix of the base model's classifier parameters, unless its labels are these.
+
+    A classifier of other labels may have the same shape, so shapes do not reveal it.
     """
     card = find_task_card(folder)
     base_labels = card.labels if card is not None and card.kind == "classification" else ()

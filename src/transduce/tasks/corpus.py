@@ -293,8 +293,10 @@ def learn_tokenizer(
     *,
     marks: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it; return the tokenizer and its
-    settings.
+    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it.
+
+    Returns:
+        The tokenizer and its settings.
     """
     tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
     if files.is_text_alone and not tokenizer_settings.joint:

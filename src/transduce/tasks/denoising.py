@@ -37,8 +37,7 @@ _DEV_SEED = 0
 
 
 class Spoiler:
-    """A generator of noise for batches with the same text on both sides, deterministic in (seed, epoch, index of the
-    text).
+    """A generator of noise for batches of text, deterministic in (seed, epoch, index of the text).
 
     Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
     """

@@ -96,9 +96,7 @@ def _refuse_to_restart(request: RunRequest) -> None:
 
 
 def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
-    """Return the request of the training run, without the teacher and with the translated files if they are
-    specified.
-    """
+    """Return the request of the training run: without the teacher, and with the translated files if there are any."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["teacher"]
     if taught is not None:

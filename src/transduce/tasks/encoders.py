@@ -43,8 +43,9 @@ def encoder_sizes(preset: Preset) -> dict[str, object]:
 
 
 def text_length(model: ModelConfig, context: int | None) -> int:
-    """Return the maximum number of tokens read from a text, including special tokens: the context, up to the
-    positions.
+    """Return the maximum number of tokens read from a text, including special tokens.
+
+    This is the context, limited to the number of learned positions.
     """
     if model.positions != "learned":
         return USUAL_CONTEXT if context is None else context

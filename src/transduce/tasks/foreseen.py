@@ -29,8 +29,7 @@ _PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
 def foresee(
     kind: TaskKind[C], settings: Settings, machine: Machine, account: Account
 ) -> tuple[Settings, ModelFolder[Model] | None]:
-    """Check settings that no corpus could make valid, and return them completed by the base model's, with the base
-    model.
+    """Check settings that no corpus could make valid, and complete them from the base model.
 
     Args:
         kind: the task.

@@ -140,8 +140,9 @@ class LanguageModel(TextKind):
         return super().prepare(request)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes with GPT-2's feed-forward width and little dropout, because text is seen only a
-        few times.
+        """Return the preset's sizes with GPT-2's feed-forward width and little dropout.
+
+        Little dropout suffices, because the text is read only a few times.
         """
         return {
             "num_decoder_layers": preset.num_decoder_layers,

@@ -136,8 +136,8 @@ class MaskedDevSet:
         )
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return nats, count and correct predictions of masked tokens, and count and correct predictions of next
-        sentences.
+        """Return (nats, masked tokens, correct masked tokens, next-sentence rows, correct next-sentence rows) of a
+        batch.
         """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.task.encode(batch)

@@ -85,8 +85,9 @@ def _check(settings: Settings, request: RunRequest) -> None:
 
 
 def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
-    """Return the request of the reverse model: swapped pairs, with shared vocabulary settings, seed and time; the
-    rest is default.
+    """Return the request of the reverse model: swapped pairs, with the same tokenizer settings and seed.
+
+    It gets a share of the time; all other settings are default.
     """
     data, steps = settings.data, settings.training.steps
     languages = None if data.languages is None else list(data.languages[::-1])

@@ -68,8 +68,7 @@ class NewRun:
         """Restore the folder's earlier state after a failure.
 
         A folder that did not exist is removed, with the parents created for it. In a folder that existed, only the
-        run's
-        settings are removed.
+        run's settings are removed.
         """
         if not self._was_there:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -201,8 +201,7 @@ class Run:
         """Use as many threads as before, for the same results bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
-        results
-        differ anyway, and each process takes its share of the cores.
+        results differ anyway, and each process takes its share of the cores.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -251,9 +250,7 @@ def _train_run(request: RunRequest) -> TrainResult | None:
 
 
 def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
-    """Prepare a new run or resume one; with several processes, the first one does so, and the others open its
-    results.
-    """
+    """Prepare a new run or resume one; with several processes, the others wait for the first."""
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()

@@ -29,7 +29,7 @@ class FileSettings(dict[str, Any]):
         }
 
     def place(self, sentence: str) -> str | None:
-        """Return the file and line of the first setting that an error message names; None if no setting is from the
+        """Return the file and line of the first setting that an error message names; None if it is not from the
         file.
         """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
@@ -51,9 +51,7 @@ def _names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
-    """Yield the full name and line number of each key at the start of a line; keys inside inline tables are left
-    out.
-    """
+    """Yield the full name and line number of each key at the start of a line, not inside inline tables."""
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TABLE.match(line):

@@ -111,8 +111,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
 
     Raises:
         TransduceError: a key does not exist, with the nearest one that does; or a value has the wrong type. For
-            settings
-            of a file, the message starts with file and line.
+            settings of a file, the message starts with file and line.
     """
     try:
         return _checked(content)

@@ -1,8 +1,7 @@
 """Store initial weights that checkpoints do not contain, in the run's folder.
 
 LoRA leaves the base model's weights unchanged, and checkpoints contain only the adapter weights. Embeddings may start
-as
-word vectors, some of which may be frozen. With the stored weights, a run can resume without the base model and the
+as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base model and the
 vectors.
 """
 

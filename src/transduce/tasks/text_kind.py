@@ -108,8 +108,9 @@ class TextKind(TaskKind[TaskCorpus]):
         return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
-        """Return the data settings with the prepared corpus's filters; filters that the task does not use keep their
-        defaults.
+        """Return the data settings with the prepared corpus's filters.
+
+        Filters that the task does not use keep their defaults.
         """
         if data.prepared is None:
             return data

@@ -33,8 +33,7 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
 
 
 def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
-    """Return a notice for each side whose first lines a model's vocabulary hardly covers; only for the source unless
-    `both`.
+    """Return a notice for each side whose first lines the vocabulary hardly covers; only the source unless `both`.
 
     Raises:
         TransduceError: a file is missing or invalid.

@@ -53,8 +53,8 @@ class SeriesTask:
         self.model = model
 
     def loss(self, batch: SeriesBatch) -> Loss:
-        """Return the teacher-forced loss: squared errors, or negative log-likelihood in nats, summed over all
-        values.
+        """Return the teacher-forced loss, summed over all values: squared errors, or negative log-likelihood in
+        nats.
         """
         weight = self.model.head.weight
         past = to_device(batch.past, weight.device).to(weight.dtype)
@@ -73,9 +73,7 @@ class SeriesTask:
 
 
 class SeriesDevSet:
-    """A dev set of time series: it measures the loss of each next value, and forecasts against repeating the last
-    season.
-    """
+    """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -170,9 +168,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return half of the preset's layers with little dropout, because a number carries less information than a
-        word.
-        """
+        """Return half of the preset's layers with little dropout, because a number is less informative than a word."""
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
             "num_decoder_layers": max(1, preset.num_decoder_layers // 2),

@@ -51,8 +51,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_target: the target side of the dev set.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         teacher: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
-            training
-            (distillation).
+            training (distillation).
         back_translated: files of `source` that a machine wrote by translating their targets back.
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.

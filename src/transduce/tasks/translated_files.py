@@ -63,8 +63,9 @@ def translate_files(
     models: Sequence[Path],
     display: ProgressDisplay,
 ) -> None:
-    """Translate each file that is not finished; translations with quality warnings become empty lines, which training
-    leaves out.
+    """Translate each file that is not finished; translations with quality warnings become empty lines.
+
+    Training leaves out empty lines.
 
     Args:
         files: the files to translate.

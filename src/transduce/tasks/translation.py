@@ -182,9 +182,7 @@ class Translation(TextKind):
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
-        """Return a preset's sizes; recurrent models have at most two layers on each side, because more are hard to
-        train.
-        """
+        """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
             sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}

@@ -86,9 +86,7 @@ def verify_resume(request: RunRequest) -> ResumeReport:
 
 
 class _Verification:
-    """Runs training up to three times from one prepared folder: `stopped`, `whole`, and `again` if the first two
-    differ.
-    """
+    """Runs training up to three times from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
 
     def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
         content, self.notes = _shortened(request.settings)
@@ -162,8 +160,9 @@ class _Verification:
 
 
 def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return settings with frequent checkpoints, validations and reports, which do not affect the results, and
-    notes.
+    """Return settings with frequent checkpoints, validations and reports, and notes on the changes.
+
+    Such settings do not affect the results.
     """
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     training, notes = make_settings(content).training, []

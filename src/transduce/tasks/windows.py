@@ -29,9 +29,7 @@ def read_stream(corpus: PreparedCorpus) -> Ids:
 
 
 class WindowPlan:
-    """A plan of the batches of all epochs, with random access. An epoch contains each token once, except at the
-    ends.
-    """
+    """A plan of the batches of all epochs, with random access; an epoch contains almost every token once."""
 
     def __init__(
         self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
