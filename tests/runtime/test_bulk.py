@@ -165,7 +165,7 @@ def test_other_options_other_lines_and_damage_are_refused(tmp_path: Path) -> Non
     with pytest.raises(TransduceError, match="was begun with another model or other options"):
         begin(path, resume=True, options=b"p")
     for lines in (["other", *LINES[1:4]], LINES[:2]):
-        with pytest.raises(TransduceError, match="holds translations of 4 lines, but the input begins with others"):
+        with pytest.raises(TransduceError, match="holds translations of 4 lines, but the input begins with other lines"):
             begin(path, resume=True).skip(lines)
     (tmp_path / "out.txt.partial").write_bytes(b"one\n")
     with pytest.raises(TransduceError, match=r"out\.txt\.partial is shorter than .*out\.txt\.progress says"):

@@ -52,7 +52,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     targets = [translation.text for translation in translator(sentences, beam_size=1)]
     targets[3], targets[7] = "", "the teacher " * 20
     together = translator.score(sentences, targets)
-    monkeypatch.setattr("transduce.runtime.scoring._BATCH_PIECES", 40)
+    monkeypatch.setattr("transduce.runtime.scoring._BATCH_TOKENS", 40)
     monkeypatch.setattr("transduce.runtime.scoring._CHUNK_ELEMENTS", 3000)
     monkeypatch.setattr("transduce.runtime.scoring._FEWEST_ROWS", 1)
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
