@@ -25,9 +25,13 @@ class DemoResult(msgspec.Struct, frozen=True):
     """A demonstration's accuracy on held-out sentences, whose word combinations do not occur in the training data."""
 
     folder: str
+    """The folder of the training run."""
     exact: int
+    """Number of held-out sentences translated exactly."""
     sentences: int
+    """Number of held-out sentences."""
     training_seconds: float
+    """Training time in seconds."""
 
     def __str__(self) -> str:
         share = 100.0 * self.exact / self.sentences

@@ -23,7 +23,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The search settings and constraints that apply to every line of a file."""
 
     search: SearchSettings
+    """The search settings."""
     prefix: str = ""
+    """Text that every translation must start with."""
     phrases: tuple[str, ...] = ()
     """Phrases that every translation must contain."""
     terms: tuple[Term, ...] = ()

@@ -29,6 +29,7 @@ class Classification(msgspec.Struct, frozen=True):
     """The predicted class of a text, with the probabilities of all classes."""
 
     text: str
+    """The classified text."""
     label: str
     """The most probable class."""
     probability: float

@@ -30,8 +30,11 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     """A description of an export, with its agreement with the original model."""
 
     format: str
+    """The export format: "ctranslate2", "onnx" or "huggingface"."""
     quantization: str
+    """Storage type of the weights."""
     out: str
+    """The folder of the export."""
     bytes: int
     """Total size of the files."""
     compared_on: str

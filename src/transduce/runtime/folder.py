@@ -49,8 +49,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int
     versions: dict[str, str]
+    """Versions of the packages that wrote the folder."""
     source_language: str | None
+    """Code of the source language, if known."""
     target_language: str | None
+    """Code of the target language, if known."""
     sha256: dict[str, list[str]]
     """The digests of each file; while the weights are being replaced, both the old and the new digest are listed."""
 

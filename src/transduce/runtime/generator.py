@@ -78,6 +78,7 @@ class Generation(msgspec.Struct, frozen=True):
     """A prompt with its continuations."""
 
     prompt: str
+    """The start of the text."""
     continuations: tuple[Continuation, ...]
     """As many continuations as requested; from beam search, best first."""
 
@@ -219,7 +220,7 @@ class Generator:
             stop = min(len(ids), start + self.context + 1)
             inputs = torch.tensor([ids[start : stop - 1]], device=self.device)
             labels = torch.tensor(ids[scored:stop], device=self.device)
-            logits = model(inputs)[0, scored - 1 - start :].float()  # (stop - known, V)
+            logits = model(inputs)[0, scored - 1 - start :].float()  # (stop - scored, V)
             nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
             scored = stop
         return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)

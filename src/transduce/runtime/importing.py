@@ -22,11 +22,17 @@ class ImportReport(msgspec.Struct, frozen=True):
     """A description of an imported model."""
 
     folder: str
+    """The new model folder."""
     model_type: str
+    """The `model_type` of the Hugging Face folder, such as "marian"."""
     kind: str
+    """The model's kind, such as "transformer"."""
     num_parameters: int
+    """Number of parameters."""
     source_language: str | None
+    """Default source language, if known."""
     target_language: str | None
+    """Default target language, if known."""
     languages: tuple[str, ...]
     """Language codes that the model can translate between; empty for models without language tags."""
 

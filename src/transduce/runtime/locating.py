@@ -27,8 +27,11 @@ class Marked(NamedTuple):
     """A sentence, its translation, and marked spans of the sentence, which are nested or disjoint."""
 
     source: str
+    """The source sentence."""
     text: str
+    """Its translation."""
     spans: Sequence[Span]
+    """The marked spans of the source."""
     is_scored: bool = True
     """False if the sentence is too long for the model to score."""
     ties: Sequence[tuple[Span, Span]] = ()

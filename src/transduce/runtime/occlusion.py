@@ -26,7 +26,9 @@ class Occlusion(NamedTuple):
     """An attribution request: a translation, and versions of its source that each lack a part."""
 
     source: str
+    """The complete source."""
     text: str
+    """The translation."""
     without: Sequence[str]
     """The source without one part, for each part."""
 

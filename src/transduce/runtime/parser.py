@@ -60,6 +60,8 @@ class Parse(msgspec.Struct, frozen=True):
 
 
 class _Sentence(NamedTuple):
+    """A tokenized sentence and its index in the input."""
+
     place: int
     words: list[str]
     ids: list[int]

@@ -29,6 +29,7 @@ class Part(NamedTuple):
     """A unit of decoding: a sentence, or a part of a long one."""
 
     text: str
+    """The part's text."""
     sentence: int
     """Index of the part's sentence."""
     number: int

@@ -31,6 +31,7 @@ class Memory(NamedTuple):
     """A datastore, with statistics of its construction."""
 
     examples: Examples
+    """The datastore for retrieval."""
     left_out: int
     """Number of pairs that were left out because a side is empty or too long."""
     before: float

@@ -42,7 +42,9 @@ class Score(msgspec.Struct, frozen=True):
     """The log-probability of a translation by a model."""
 
     source: str
+    """The source text."""
     target: str
+    """The scored translation."""
     pieces: tuple[str, ...]
     """The target's tokens, without the end symbol."""
     piece_log_probabilities: tuple[float, ...]

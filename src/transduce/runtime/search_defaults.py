@@ -72,10 +72,14 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 class _Filters(msgspec.Struct, frozen=True):
+    """The keys of `data.filters` that are used."""
+
     max_pieces: Annotated[int, msgspec.Meta(ge=1)] = LONGEST_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
+    """The keys of `data` that are used."""
+
     filters: _Filters = _Filters()
 
 

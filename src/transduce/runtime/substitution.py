@@ -55,7 +55,9 @@ class Draft(NamedTuple):
     """An alternative translation that lacks glossary terms."""
 
     part: Part
+    """The part of a sentence."""
     alternative: Alternative
+    """Its alternative translation."""
 
 
 class _Position(NamedTuple):

@@ -17,6 +17,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "parsing", "time-series"]
+    """The task."""
     labels: tuple[str, ...] = ()
     """Names of the classes, in the model's order."""
     length: int = 512

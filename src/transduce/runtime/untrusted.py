@@ -107,8 +107,10 @@ class TensorEntry(msgspec.Struct, frozen=True):
     """A tensor's entry in a safetensors header."""
 
     dtype: str
+    """The tensor's data type, such as "F32"."""
     shape: list[int]
     data_offsets: tuple[int, int]
+    """Start and end of the tensor in the data section, in bytes."""
 
 
 def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:

@@ -32,6 +32,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "auto"
     device: str = "auto"
     threads: int = 1
+    """Number of compute threads of each worker."""
     source_language: str | None = None
     """Source language, for models with language tags."""
     target_language: str | None = None

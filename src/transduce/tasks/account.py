@@ -11,8 +11,11 @@ class Explained(msgspec.Struct, frozen=True):
     """An entry of the choice log: a setting, its value and the reason."""
 
     name: str
+    """The setting's dotted name."""
     value: str
+    """Its value, as text."""
     reason: str
+    """Why the value was chosen."""
 
 
 class Account:

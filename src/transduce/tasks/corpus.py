@@ -96,7 +96,9 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
+    """The tokenized training pairs."""
     languages: tuple[str | None, str | None]
+    """Language codes of source and target; None where unknown."""
     filters: FilterSettings
     """Rules by which pairs were left out; for a corpus prepared earlier, its own rules."""
     dev: PreparedCorpus | None

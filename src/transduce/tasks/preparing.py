@@ -73,12 +73,15 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
     held_out: int
     """Number of pairs held out as a dev set."""
     source_tokens: int
+    """Number of source tokens in the training pairs."""
     target_tokens: int
+    """Number of target tokens in the training pairs."""
     mean_source_length: float
     """Mean length of a source sentence in tokens, including the end symbol."""
     mean_target_length: float
     """Mean length of a target sentence in tokens, including the end symbol."""
     elapsed_seconds: float
+    """Time of the preparation in seconds."""
     pairs_per_second: float
     """Pairs read per second of the elapsed time, which includes learning the vocabulary."""
 
@@ -95,7 +98,9 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     shard: str
+    """Number and count of shards, such as "2/4"."""
     pairs: int
+    """Number of pairs in the shard."""
     elapsed_seconds: float
 
     def __str__(self) -> str:

@@ -34,8 +34,11 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     equal: bool
     """True if both runs are equal bit by bit."""
     killed_after_step: int
+    """Last step before the run was killed."""
     resumed_from_step: int
+    """Step of the checkpoint that the run resumed from."""
     compared_at_step: int
+    """Step at which both runs are compared."""
     differences: list[str]
     """What differs: kinds of tensors, and the first step with different metrics."""
     repeatable: bool | None
