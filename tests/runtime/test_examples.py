@@ -138,7 +138,7 @@ def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) 
     assert all("beer" in each.text for each in remembering(about_tea[:3], phrases=["beer"]))
     (streamed,) = ["".join(remembering.stream(about_tea[0], SearchSettings(beam_size=1)))]
     assert streamed == remembering(about_tea[0], beam_size=1).text
-    with pytest.raises(TransduceError, match="Strict results are a model's alone"):
+    with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
         remembering.translate(about_tea, SearchSettings(strict=True))
 
 

@@ -76,7 +76,7 @@ def test_a_beam_has_a_limit() -> None:
 @pytest.mark.parametrize("given", [["text"], [None], "text", 3])
 def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translator) -> None:
     for judge in (review, look_again):
-        with pytest.raises(TransduceError, match="Pass a list of translations|Pass the `Translation`s"):
+        with pytest.raises(TransduceError, match=r"Pass a list of translations|Pass the `Translation`s"):
             judge(translator, given)
 
 

@@ -221,7 +221,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     source, target = write_lines("a.zh", ["我爱你"] * 30), write_lines("a.en", ["I love you"] * 30)
     with pytest.raises(
         TransduceError,
-        match="too few different sources to hold a dev set out of it: give --dev-source and",
+        match="too few different sources to hold a dev set out of it: pass --dev-source and",
     ):
         train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
     assert not (tmp_path / "model").exists()

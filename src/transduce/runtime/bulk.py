@@ -110,7 +110,7 @@ def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tupl
             shorter = "input" if line is None else "file of phrases"
             raise TransduceError(
                 f"Each line of the input needs a line of phrases, possibly empty, but the {shorter} ends before line "
-                f"{number:,}: give files of equally many lines."
+                f"{number:,}: use files with the same number of lines."
             )
         yield line, terms
 

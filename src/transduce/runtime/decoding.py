@@ -122,7 +122,7 @@ def most_sentences(search: SearchSettings, examples: Examples | None) -> int | N
     if examples is None:
         return MOST_SENTENCES if search.strict else None
     if search.strict:
-        raise TransduceError("Strict results are a model's alone, but there are examples: leave them or `strict` out.")
+        raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
     return examples.most_sentences
 
 
@@ -163,7 +163,7 @@ def _longest(
     if longest < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
-            f"least {needed} pieces, but it is {search.max_length}."
+            f"least {needed} tokens, but it is {search.max_length}."
         )
     return longest
 

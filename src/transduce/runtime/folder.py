@@ -108,7 +108,7 @@ def read_decoder_folder(folder: Path) -> ModelFolder[Decoder]:
     """
     content = read_any_model_folder(folder)
     if not isinstance(content.model, Decoder):
-        raise _other_kind(folder, content.model.config, "a language model, a decoder alone,")
+        raise _other_kind(folder, content.model.config, "a language model (decoder-only)")
     return ModelFolder(content.model, content.tokenizer, content.manifest)
 
 

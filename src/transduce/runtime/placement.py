@@ -57,7 +57,7 @@ def place_encoder(
     content = place_model(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Encoder):
         raise TransduceError(
-            f"An encoder alone is needed here, but the model in {folder} is of the kind `{content.model.config.kind}`: "
-            "name another folder."
+            f"An encoder-only model is needed here, but the model in {folder} is of the kind "
+            f"`{content.model.config.kind}`: name another folder."
         )
     return content.model, content.tokenizer

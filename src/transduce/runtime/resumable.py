@@ -79,7 +79,7 @@ class ResumableFile:
         try:
             progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
         except (OSError, msgspec.MsgspecError) as error:
-            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start anew.") from None
+            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
             raise TransduceError(
                 f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
@@ -87,15 +87,15 @@ class ResumableFile:
             )
         if progress.options_sha256 != self.options_sha256 or progress.format_version != _FORMAT_VERSION:
             raise TransduceError(
-                f"{self.partial} was begun with another model or other options: use the same, or delete {self.side} "
-                "to start anew."
+                f"{self.partial} was started with another model or other options: use the same, or delete {self.side} "
+                "to start again."
             )
         if self.partial.is_file():
             is_complete = self.partial.stat().st_size >= progress.size_bytes
         else:  # the program stopped after the final rename
             is_complete = self.path.is_file() and self.path.stat().st_size == progress.size_bytes
         if not is_complete:
-            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start anew.")
+            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start again.")
         return progress
 
     def skip(self, lines: list[str]) -> None:
@@ -108,7 +108,7 @@ class ResumableFile:
         if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
             raise TransduceError(
                 f"{self.partial} holds translations of {self.progress.lines:,} lines, but the input begins with "
-                f"other lines: use the same input, or delete {self.side} to start anew."
+                f"other lines: use the same input, or delete {self.side} to start again."
             )
 
     def open(self) -> None:

@@ -30,7 +30,7 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
         f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
         f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
-        f"{scores}All settings stand in `settings.toml`.\n"
+        f"{scores}All settings are in `settings.toml`.\n"
     )
 
 

@@ -286,7 +286,7 @@ class Classification(TextKind):
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce classify THIS_FOLDER < texts.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
-            f"{score}All settings stand in `settings.toml`.\n"
+            f"{score}All settings are in `settings.toml`.\n"
         )
 
 

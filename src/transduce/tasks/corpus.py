@@ -354,9 +354,9 @@ def _task_corpus(
     dev = text.dev if text.dev is not None else prepared.held_out
     if dev is None and text.hold_out is not None:
         raise TransduceError(
-            "The corpus has too few different sources to hold a dev set out of it: give --dev-source and --dev-target."
+            "The corpus has too few different sources to hold a dev set out of it: pass --dev-source and --dev-target."
             if data.prepared is None
-            else f"Nothing was held out as a dev set when {data.prepared} was prepared: give --dev-source and "
+            else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
     pairs = [] if dev is None else [pair for pair in read_pairs(dev) if is_decodable(pair.source + pair.target)]

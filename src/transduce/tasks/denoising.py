@@ -183,5 +183,5 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
         f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
         f"{shape}, {trained}{weights}.\n\n"
         f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
-        "All settings stand in `settings.toml`.\n"
+        "All settings are in `settings.toml`.\n"
     )

@@ -345,7 +345,7 @@ def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles 
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
     if data.format == "tsv":
         raise TransduceError(
             f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "

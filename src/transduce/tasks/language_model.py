@@ -280,5 +280,5 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     return (
         f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
         f'    transduce generate THIS_FOLDER "the beginning"\n\n{opened_by(model, corpus.tokenizer)}\n\n'
-        f"{scores}All settings stand in `settings.toml`.\n"
+        f"{scores}All settings are in `settings.toml`.\n"
     )

@@ -353,7 +353,7 @@ class MaskedLanguageModel(TextKind):
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
             f"{opened_by(model, corpus.tokenizer)}\n\n{score}"
-            "All settings stand in `settings.toml`.\n"
+            "All settings are in `settings.toml`.\n"
         )
 
 

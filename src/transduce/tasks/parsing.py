@@ -188,7 +188,7 @@ class Parsing(Translation):
             f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
             f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
-            f"{scores}All settings stand in `settings.toml`.\n"
+            f"{scores}All settings are in `settings.toml`.\n"
         )
 
 

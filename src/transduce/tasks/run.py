@@ -279,7 +279,7 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
     """Print all choices without leaving files behind."""
     if is_resumed:
         resolved, _ = run.resume()
-        run.display.say(f"The run in {run.request.out} would go on with:\n{to_toml(as_settings(resolved))}")
+        run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
     else:
         with tempfile.TemporaryDirectory() as folder:
             run.start(Path(folder))

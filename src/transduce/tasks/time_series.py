@@ -282,7 +282,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}"
             f"{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}\n\n{scores}"
-            "All settings stand in `settings.toml`.\n"
+            "All settings are in `settings.toml`.\n"
         )
 
 
