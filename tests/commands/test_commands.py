@@ -136,7 +136,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--preset", "huge"], "`preset` must be one of tiny, small, base, big, paper-base, paper-big, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
-        (["--set", "data=5"], "`data.source` stands in the table `data`, but that was given the value 5"),
+        (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`threads` must be at least 1, but is 0"),
         (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `tpu`"),
         (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
@@ -388,7 +388,7 @@ def test_a_demonstration_that_was_moved_is_made_again(
     folder.mkdir()
     (folder / "settings.toml").write_text('[data]\nsource = ["/elsewhere/demo-text/train.zh"]\n', "utf-8")
     assert main(["demo", "--out", str(folder)]) == 2
-    assert "was moved since it was made, and its text is not where it was: say --again." in capsys.readouterr().err
+    assert "so its text files are not where the run expects them: pass --again." in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
     def begin(out: str, **options: object) -> None:

@@ -121,11 +121,11 @@ def test_an_empty_name_is_not_the_current_folder(
     texts = ["--source", files["ZH"], "--target", files["EN"]]
     for verb in ("train", "prepare"):
         assert message_of([verb, *texts, "--out", ""], capsys) == (
-            "The folder to write is named by an empty text: say `.` for the current folder."
+            "The folder to write is an empty text: pass `.` for the current folder."
         )
     for arguments in (["translate", ""], ["translate", files["MODEL"], ""]):
-        assert "is named by an empty text: say `.` for the current folder." in message_of(arguments, capsys)
-    with pytest.raises(TransduceError, match="is named by an empty text"):
+        assert "is an empty text: pass `.` for the current folder." in message_of(arguments, capsys)
+    with pytest.raises(TransduceError, match="is an empty text"):
         transduce.load("")
 
 
