@@ -1,12 +1,14 @@
 """Writes docs/settings.md out of the code: `python docs/generate_settings.py`.
 
-Types, defaults, rules and presets are read from the package. A setting's meaning is the comment above its field,
-or above the same field of the struct that it is resolved to; where several fields share a comment or have none,
-`MEANINGS` says it.
+Types, defaults, rules and presets are read from the package. A setting's meaning is the docstring below its field or
+the comment above it, or those of the same field of the struct that it is resolved to; where several fields share one
+or have none, `MEANINGS` says it.
 """
 
+import ast
 import inspect
 import io
+import textwrap
 import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
@@ -50,28 +52,6 @@ MEANINGS = {
     "model.bias": "Whether projections and feed-forward layers have biases.",
     "model.tie_source_target": "One embedding matrix for both sides; needs a joint vocabulary.",
     "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
-    "training.accumulate": "A step is cut into so many micro-batches, whose gradients are added.",
-    "training.learning_rate": "The highest rate of the schedule.",
-    "training.schedule": "Its shape after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
-    "training.warmup_steps": "Steps in which the rate rises from 0.",
-    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: the matrices of layers move by their gradient's "
-    "momentum made orthogonal (Jordan et al. 2024), and Adam takes the rest.",
-    "training.momentum": "Muon: decay of the mean of the gradients.",
-    "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
-    "training.beta2": "Adam: decay of the mean of their squares.",
-    "training.epsilon": "Adam: what is added to the divisor.",
-    "training.weight_decay": "Decoupled, as AdamW has it: in each step a matrix is multiplied by 1 - rate × decay; "
-    "biases and norms are not.",
-    "training.label_smoothing": "ε of section 5.4.",
-    "training.precision": "What the model computes in; masters and moments are float32.",
-    "training.report_every": "Steps between reports.",
-    "training.validate_every": "Steps between validations.",
-    "training.save_every": "Steps between checkpoints.",
-    "training.adapt_dropout": "Dropout is turned off at a validation that finds that the step before is told better "
-    "with it than without: a model that sorts or counts may come to need the noise.",
-    "training.best_by": "What the dev set is judged by: the model that is best is kept.",
-    "training.patience": "Training stops after so many validations without a better one, or once all of 100 dev "
-    "sentences or more were right twice in a row; 0: never.",
     "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
     "search.max_length_factor": "At most source pieces × factor + `max_length_extra` new pieces.",
     "search.max_length_extra": "See `max_length_factor`.",
@@ -178,6 +158,21 @@ def comments(struct: Struct) -> dict[str, str]:
     return found
 
 
+def field_docstrings(struct: Struct) -> dict[str, str]:
+    """Return the docstring right below each field that has one."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+def _described(struct: Struct) -> dict[str, str]:
+    return comments(struct) | field_docstrings(struct)
+
+
 def meaning(name: str, struct: Struct) -> str:
     """What a setting means.
 
@@ -185,9 +180,9 @@ def meaning(name: str, struct: Struct) -> str:
         LookupError: neither the code nor `MEANINGS` says it.
     """
     field = name.rpartition(".")[2]
-    said = MEANINGS.get(name) or comments(struct).get(field)
+    said = MEANINGS.get(name) or _described(struct).get(field)
     if not said and struct in _RESOLVED:
-        said = comments(_RESOLVED[struct]).get(field)
+        said = _described(_RESOLVED[struct]).get(field)
     if not said:
         raise LookupError(f"the setting {name} has no comment in the code: add one above its field")
     return said.replace("None:", "not set:")  # which a file of settings cannot say

@@ -129,7 +129,7 @@ def test_train_with_a_settings_file_set_and_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both say when to stop"),
+        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both set when to stop"),
         (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
         (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
         (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
