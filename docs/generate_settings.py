@@ -52,10 +52,6 @@ MEANINGS = {
     "model.bias": "Whether projections and feed-forward layers have biases.",
     "model.tie_source_target": "One embedding matrix for both sides; needs a joint vocabulary.",
     "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
-    "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
-    "search.max_length_factor": "At most source pieces × factor + `max_length_extra` new pieces.",
-    "search.max_length_extra": "See `max_length_factor`.",
-    "search.max_length": "At most so many new pieces, in place of the two before.",
 }
 
 # What a type alone does not tell.
@@ -97,7 +93,7 @@ UNSAID = {
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",
     "training.patience": "`6`",
-    "training.adapt_dropout": "true where no dropout is said",
+    "training.adapt_dropout": "true if no dropout is set",
     "training.lora_alpha": "`2 × lora_rank`",
     "word_vectors.source": "none",
     "word_vectors.target": "none",
