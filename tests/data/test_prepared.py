@@ -242,7 +242,7 @@ def test_folders_that_cannot_be_opened(files: CorpusFiles, tokenizer: Tokenizer,
         PreparedCorpus.open(tmp_path)
     folder = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus").folder
     other = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=290))
-    with pytest.raises(TransduceError, match="was prepared with another tokenizer than the one given"):
+    with pytest.raises(TransduceError, match="was prepared with another tokenizer than the one passed"):
         PreparedCorpus.open(folder, other)
     card = folder / "corpus.json"
     good = card.read_bytes()

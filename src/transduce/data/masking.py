@@ -32,7 +32,7 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError(f"`task.masking.share` must be between 0 and 1, but is {self.share}.")
         if not (self.masked >= 0.0 and self.random >= 0.0 and self.masked + self.random <= 1.0 + 1e-9):
             raise TransduceError(
-                "`task.masking.masked` and `task.masking.random` are shares of the tokens to predict, 1 together at most, "
+                "`task.masking.masked` and `task.masking.random` are shares of predicted tokens, 1 together at most, "
                 f"but are {self.masked} and {self.random}."
             )
 

@@ -201,8 +201,8 @@ class SentencePairPlan:
                 "text."
             )
         self._epoch = first = self._lay_out(0, sentences)
-        # Tokens of the first epoch, including special ones, and the share of its rows whose document continues after the
-        # first segment; other epochs have about as many.
+        # Tokens of the first epoch, including special ones, and the share of its rows whose document continues after
+        # the first segment; other epochs have about as many.
         self.pieces, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
         # The offset decides where rows are cut and thus their lengths; every epoch has as many batches as the first.
         self._count = min(len(first.start), math.ceil(self.pieces / settings.batch_tokens))
