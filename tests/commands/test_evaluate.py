@@ -112,7 +112,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
     [
         (
             ["evaluate", "MODEL", "--source", "SHORT", "--reference", "DEV"],
-            "there are 2 lines in {SHORT} and 50 lines in {DEV}: give files with the same number of lines.",
+            "there are 2 lines in {SHORT} and 50 lines in {DEV}: use files with the same number of lines.",
         ),
         (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
         (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
