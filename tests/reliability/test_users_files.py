@@ -253,7 +253,7 @@ def test_closed_streams(
         ),
         (
             b"a\rb\rc\r",
-            "ends its lines with carriage returns alone, so it is one line: put it through `tr '\\r' '\\n'`.",
+            "ends its lines with carriage returns alone, so it is one line: convert it by `tr '\\r' '\\n'`.",
         ),
     ],
 )
