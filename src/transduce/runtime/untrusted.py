@@ -6,6 +6,7 @@ that leads elsewhere, a file that is larger than what it holds, and a number tha
 
 import struct
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ _LONGEST_NAME = 255
 # Characters that separate or end a name on one system or another.
 _FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_WHOLE_NUMBER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 # What a pickle, a zip archive (PyTorch's own format) and gzip begin with.
 _MAGICS = {b"\x80": "a pickle", b"PK": "a zip archive", b"\x1f\x8b": "gzip"}
 
@@ -111,8 +113,13 @@ class TensorEntry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
-    """The header of a safetensors file, checked against the size of the file before anything is allocated for it.
+def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[str] = ()) -> dict[str, TensorEntry]:
+    """Read the header of a safetensors file, checked against the file's size before any tensor is allocated.
+
+    Args:
+        folder: the model folder.
+        name: the file's name in the folder.
+        whole_numbers: the names of tensors that may hold integers or booleans, such as a buffer of indices.
 
     Raises:
         TransduceError: it is another kind of file, damaged, or holds something else than floating-point tensors.
@@ -131,7 +138,7 @@ def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
         what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"
         raise TransduceError(f"{path} cannot be read: {what}; copy the folder again or convert the weights.")
     entries = _decode_header(path, header)
-    _check_layout(path, entries, size - 8 - length)
+    _check_layout(path, entries, size - 8 - length, whole_numbers)
     return entries
 
 
@@ -144,15 +151,16 @@ def _decode_header(path: Path, header: bytes) -> dict[str, TensorEntry]:
         raise TransduceError(f"{path} cannot be read: its header is not one of safetensors ({error}).") from error
 
 
-def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
+def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str]) -> None:
     """Each tensor takes the bytes that its shape needs, one after another, to the end of the file."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        if entry.dtype not in _DTYPE_BYTES:
+        sizes = _DTYPE_BYTES | (_WHOLE_NUMBER_BYTES if name in whole_numbers else {})
+        if entry.dtype not in sizes:
             raise TransduceError(
                 f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."
             )
-        needed = _DTYPE_BYTES[entry.dtype]
+        needed = sizes[entry.dtype]
         for length in entry.shape:
             needed *= length
         start, stop = entry.data_offsets
