@@ -9,7 +9,7 @@ from transduce.model.config_rules import check_config
 
 Kind = Literal["transformer", "encoder", "decoder", "recurrent", "series"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh", "reglu"]
-Norm = Literal["layer", "rms", "batch"]
+Norm = Literal["layer", "rms", "batch", "annotated"]
 NormOrder = Literal["pre", "post", "sandwich"]
 Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
 AttentionScore = Literal["scaled", "dot", "general", "additive"]
@@ -84,11 +84,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Inside the feed-forward layer: relu (the paper's), gelu and its tanh form, silu; or a gate by silu (swiglu), gelu
     # (geglu, geglu-tanh) or relu (reglu), as in Shazeer 2020.
     activation: Activation = "relu"
-    # LayerNorm, RMSNorm (Zhang and Sennrich 2019), or BatchNorm with running statistics.
+    # LayerNorm, RMSNorm (Zhang and Sennrich 2019), BatchNorm with running statistics, or the norm of "The Annotated
+    # Transformer", which divides by the standard deviation of a sample plus epsilon.
     norm: Norm = "layer"
     # `pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))).
     norm_order: NormOrder = "pre"
-    # What a norm adds to the variance.
+    # What a norm adds to the variance; `annotated` to the standard deviation.
     norm_epsilon: float = 1e-5
     # A norm after the last layer of each stack; None: unless the order is `post`.
     final_norm: bool | None = None
