@@ -14,12 +14,26 @@ import msgspec
 
 from transduce.runtime.translation import Translation
 from transduce.runtime.written_numbers import missing_numbers
+from transduce.text.counted import counted
 from transduce.text.glossary import Glossary
 from transduce.text.languages import is_of_word, stands_without_spaces
+from transduce.text.lost_sentences import find_lost_sentences
 from transduce.text.scripts import SCRIPTS, main_script, script_of
+from transduce.text.wrong_language import NAMES, base_code, looks_like_another
 
 DoubtKind = Literal[
-    "unread", "empty", "cut", "repeated", "copied", "untranslated", "numbers", "terms", "unknown", "unlikely"
+    "unread",
+    "language",
+    "empty",
+    "cut",
+    "sentences",
+    "repeated",
+    "copied",
+    "untranslated",
+    "numbers",
+    "terms",
+    "unknown",
+    "unlikely",
 ]
 DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
 
@@ -35,8 +49,9 @@ class Doubt(msgspec.Struct, frozen=True):
     """One thing that speaks against a translation."""
 
     kind: DoubtKind
-    """unread: the model has no piece for characters of the source. empty: nothing is written. cut: the greatest length
-    ended it. repeated: the same run again and again, more often than in the source. copied: the source itself.
+    """unread: the model has no piece for characters of the source. language: the source is clearly not in the model's
+    source language. empty: nothing is written. cut: the greatest length ended it. sentences: it has fewer sentences
+    than the source. repeated: the same run again and again, more often than in the source. copied: the source itself.
     untranslated: letters of the source's script. numbers: one of the source's is not there. terms: what a glossary
     wants is not there. unknown: a sign for what has no piece. unlikely: the model itself does not believe in it."""
     found: str
@@ -68,6 +83,7 @@ def find_doubts(
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
     found: dict[DoubtKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    found["language"] = describe_wrong_language(translation.source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         found |= _doubts_of_text(translation, source_language, target_language)
@@ -87,7 +103,23 @@ def _doubts_of_text(
         if found["copied"] is None:
             found["untranslated"] = _untranslated(translation, script_of(target_language))
         found["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
+        found["sentences"] = describe_lost_sentences(translation.source, translation.text)
     return found | {"unknown": _unknown(translation)}
+
+
+def describe_wrong_language(source: str, source_language: str | None) -> str | None:
+    """Return "looks English, not Chinese" for a source that is clearly not in the source language; else None."""
+    other = None if source_language is None else looks_like_another(source, source_language)
+    if source_language is None or other is None:
+        return None
+    expected = NAMES.get(base_code(source_language), source_language)
+    return f"is in {other}, not in {expected}" if other.endswith("letters") else f"looks {other}, not {expected}"
+
+
+def describe_lost_sentences(source: str, text: str) -> str | None:
+    """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
+    lost = find_lost_sentences(source, text)
+    return None if lost is None else f"{counted(lost[1], 'sentence')} of {lost[0]}"
 
 
 def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:

@@ -174,6 +174,11 @@ def split_sentences(paragraph: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def sentence_ends(text: str, *, before_small: bool = False) -> list[int]:
+    """Return the offsets at which the sentences of a text end; with `before_small` also before small letters."""
+    return list(_find_ends(text, before_small=before_small))
+
+
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
     """Where sentences end in a text; also before small letters, for text that may have no others."""
     start = 0
