@@ -26,6 +26,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "sinusoids-to-end": {"sinusoids_to_end": True, "position_offset": 2},
     "rms": {"norm": "rms"},
     "batch-norm": {"norm": "batch"},
+    "annotated-norm": {"norm": "annotated", "norm_epsilon": 0.1},
     "sandwich": {"norm_order": "sandwich"},
     "embedding-norm": {"norm_order": "post", "embedding_norm": True, "output_bias": True, "zero_padding_row": False},
     "final-norm": {"norm_order": "post", "final_norm": True},

@@ -29,6 +29,8 @@ from transduce.commands.options import (
 from transduce.durable import file_sha256, is_no_file, naming
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
+from transduce.runtime.doubts import describe_wrong_language
+from transduce.runtime.line_warnings import languages_of, with_warnings
 from transduce.runtime.machine import detect_machine
 from transduce.runtime.report_clock import ReportClock
 from transduce.runtime.resumable import ResumableFile
@@ -209,7 +211,11 @@ def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
     """Yield each portion with the text to write for it, translated by one process or several."""
-    found = _translated(options, folders, job, waiting)
+    found = with_warnings(
+        _translated(options, folders, job, waiting),
+        lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
+        is_line_by_line=job.search.n_best == 1,
+    )
     return found if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, found)
 
 
@@ -361,6 +367,9 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             return
         if not sentence.strip():
             return
+        wrong = describe_wrong_language(sentence, translator.source_language)
+        if wrong is not None:
+            sys.stderr.write(f"warning: this {wrong}.\n")
         if job.search.n_best == 1 and not job.look_again:
             for text in translator.stream(
                 sentence, job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary

@@ -14,12 +14,26 @@ import msgspec
 
 from transduce.runtime.translation import Translation
 from transduce.runtime.written_numbers import missing_numbers
+from transduce.text.counted import counted
 from transduce.text.glossary import Glossary
 from transduce.text.languages import is_of_word, stands_without_spaces
+from transduce.text.lost_sentences import find_lost_sentences
 from transduce.text.scripts import SCRIPTS, main_script, script_of
+from transduce.text.wrong_language import NAMES, base_code, looks_like_another
 
 DoubtKind = Literal[
-    "unread", "empty", "cut", "repeated", "copied", "untranslated", "numbers", "terms", "unknown", "unlikely"
+    "unread",
+    "language",
+    "empty",
+    "cut",
+    "sentences",
+    "repeated",
+    "copied",
+    "untranslated",
+    "numbers",
+    "terms",
+    "unknown",
+    "unlikely",
 ]
 DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
 
@@ -39,8 +53,10 @@ class Doubt(msgspec.Struct, frozen=True):
     """The kind of warning.
 
     * unread: the source has characters that are not in the vocabulary.
+    * language: the source is clearly not in the model's source language.
     * empty: the translation is empty.
     * cut: the maximum length truncated the translation.
+    * sentences: the translation has fewer sentences than the source.
     * repeated: a run of words or characters repeats more often than in the source.
     * copied: the translation equals the source.
     * untranslated: the translation has letters of the source's script.
@@ -78,6 +94,7 @@ def find_doubts(
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
     warnings: dict[DoubtKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    warnings["language"] = describe_wrong_language(translation.source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         warnings |= _text_warnings(translation, source_language, target_language)
@@ -97,7 +114,23 @@ def _text_warnings(
         if warnings["copied"] is None:
             warnings["untranslated"] = _untranslated(translation, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
+        warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
     return warnings | {"unknown": _unknown(translation)}
+
+
+def describe_wrong_language(source: str, source_language: str | None) -> str | None:
+    """Return "looks English, not Chinese" for a source that is clearly not in the source language; else None."""
+    other = None if source_language is None else looks_like_another(source, source_language)
+    if source_language is None or other is None:
+        return None
+    expected = NAMES.get(base_code(source_language), source_language)
+    return f"is in {other}, not in {expected}" if other.endswith("letters") else f"looks {other}, not {expected}"
+
+
+def describe_lost_sentences(source: str, text: str) -> str | None:
+    """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
+    lost = find_lost_sentences(source, text)
+    return None if lost is None else f"{counted(lost[1], 'sentence')} of {lost[0]}"
 
 
 def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:

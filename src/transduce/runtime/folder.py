@@ -13,7 +13,7 @@ from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 from transduce.interop.bounds import check_sizes
 from transduce.interop.huggingface import Place, derived_names, places
-from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model
+from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
@@ -213,9 +213,11 @@ def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], 
 
 
 def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
-    read_tensor_entries(folder, WEIGHTS)
     model = _empty_model(folder, config, build)
+    whole_numbers = [name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()]
+    read_tensor_entries(folder, WEIGHTS, whole_numbers=whole_numbers)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
+    compute_unstored_buffers(model, build)
     model.eval()
     return model
 
@@ -225,6 +227,7 @@ def _read_foreign(folder: Path) -> ModelFolder[Model]:
     foreign = read_foreign_folder(folder)
     model = _empty_model(folder, foreign.model.config, build_model)
     model.load_state_dict(foreign.model.weights, assign=True)
+    compute_unstored_buffers(model, build_model)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={},
@@ -328,10 +331,11 @@ def _check_digests(folder: Path, manifest: Manifest) -> None:
 def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str, Tensor]:
     """Read exactly the model's parameters and BatchNorm statistics from the folder's tensors."""
     weights: dict[str, Tensor] = {}
+    outline = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
-            locations = places(model.state_dict(), config, present)
+            locations = places(outline, config, present)
             missing = [part for location in locations.values() for part in location.names if part not in present]
             expected = {part for location in locations.values() for part in location.names} | derived_names(
                 config, present
@@ -342,7 +346,8 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
                     f"unexpected {_some(sorted(present - expected))}."
                 )
             for name, location in locations.items():
-                weights[name] = _restore(path, location, {part: file.get_tensor(part) for part in location.names})
+                parts = {part: file.get_tensor(part) for part in location.names}
+                weights[name] = _restore(path, location, parts, outline[name].dtype)
     except (OSError, SafetensorError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
     _check_shapes(path, weights, model)
@@ -355,12 +360,18 @@ def _some(names: list[str]) -> str:
     return f"{names[:_MOST_SHOWN] or 'none'}" + (f" and {len(names) - _MOST_SHOWN} more" * (len(names) > _MOST_SHOWN))
 
 
-def _restore(path: Path, location: Place, parts: Mapping[str, Tensor]) -> Tensor:
-    """Rebuild a parameter from its stored tensors, whose rows are concatenated."""
+def _restore(path: Path, location: Place, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a parameter or buffer of the model, joined from the rows of its stored parts.
+
+    Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.
+    """
+    dtype = torch.float32 if dtype.is_floating_point else dtype
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    if shapes and not any(shapes.values()) and len(parts) == 1:
+        return next(iter(parts.values())).to(dtype)
     if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
         raise TransduceError(f"{path}: these tensors must have rows of one length, but have the shapes {shapes}.")
-    return location.restore(list(parts.values())).float()
+    return location.restore(list(parts.values())).to(dtype)
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: AnyModel) -> None:

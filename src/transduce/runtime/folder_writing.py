@@ -54,7 +54,7 @@ def write_model_folder(
         TransduceError: the weights cannot be written, for example because the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, config_json(config, labels_among(documents)))
+    write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
     if tokenizer is not None:
         _write_tokenizer(folder, tokenizer, config, languages)
     for name, text in documents.items():

@@ -6,6 +6,7 @@ out of the folder, files larger than expected, and sizes that would exhaust memo
 
 import struct
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ _LONGEST_NAME = 255
 # Characters that are path separators or invalid in file names on some system.
 _FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_WHOLE_NUMBER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 # Magic bytes of pickles, zip archives (PyTorch's format) and gzip files.
 _MAGICS = {b"\x80": "a pickle", b"PK": "a zip archive", b"\x1f\x8b": "gzip"}
 
@@ -113,8 +115,13 @@ class TensorEntry(msgspec.Struct, frozen=True):
     """Start and end of the tensor in the data section, in bytes."""
 
 
-def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
-    """Return the header of a safetensors file, checked against the file's size before anything is allocated.
+def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[str] = ()) -> dict[str, TensorEntry]:
+    """Read the header of a safetensors file, checked against the file's size before any tensor is allocated.
+
+    Args:
+        folder: the model folder.
+        name: the file's name in the folder.
+        whole_numbers: the names of tensors that may hold integers or booleans, such as a buffer of indices.
 
     Raises:
         TransduceError: the file is of another type or damaged, or holds tensors that are not floating-point.
@@ -133,7 +140,7 @@ def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
         what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"
         raise TransduceError(f"{path} cannot be read: {what}; copy the folder again or convert the weights.")
     entries = _decode_header(path, header)
-    _check_layout(path, entries, size - 8 - length)
+    _check_layout(path, entries, size - 8 - length, whole_numbers)
     return entries
 
 
@@ -146,15 +153,16 @@ def _decode_header(path: Path, header: bytes) -> dict[str, TensorEntry]:
         raise TransduceError(f"{path} cannot be read: its header is not one of safetensors ({error}).") from error
 
 
-def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
+def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str]) -> None:
     """Check that the tensors are contiguous, have the sizes of their shapes, and fill the file."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        if entry.dtype not in _DTYPE_BYTES:
+        sizes = _DTYPE_BYTES | (_WHOLE_NUMBER_BYTES if name in whole_numbers else {})
+        if entry.dtype not in sizes:
             raise TransduceError(
                 f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."
             )
-        needed = _DTYPE_BYTES[entry.dtype]
+        needed = sizes[entry.dtype]
         for length in entry.shape:
             needed *= length
         start, stop = entry.data_offsets

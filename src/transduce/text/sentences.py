@@ -176,6 +176,11 @@ def split_sentences(paragraph: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def sentence_ends(text: str, *, before_small: bool = False) -> list[int]:
+    """Return the offsets at which the sentences of a text end; with `before_small` also before small letters."""
+    return list(_find_ends(text, before_small=before_small))
+
+
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
     """Yield the positions at which sentences end; `before_small` includes those before small letters."""
     start = 0

@@ -38,7 +38,8 @@ class RunningStatistics:
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
         """Load the statistics of a checkpoint."""
         for name, accepted in self.accepted.items():
-            accepted.copy_(tensors[name][:])
+            stored = tensors[name]
+            accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
         self.restore()
 
 

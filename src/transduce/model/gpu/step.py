@@ -88,7 +88,8 @@ class _Chain:
         elif isinstance(before, LayerNorm | RMSNorm):
             self._sum, self.next = _add_and_norm(self._sum, y, before)
         else:
-            self._sum = self.next = self._sum + y
+            self._sum = after(self._sum + y)
+            self.next = before(self._sum)
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
