@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need", as a tool.
+"""Implements the Transformer of "Attention Is All You Need" as a Python package.
 
 import transduce
 transduce.train(source="train.zh", target="train.en", out="models/zh-en")
@@ -73,8 +73,8 @@ __all__ = [
 
 advise_libraries()
 
-# Where each name lives; imported when it is first used, so that `import transduce` costs nothing.
-_HOMES = {
+# The module that defines each public name; a name is imported on first use, so that `import transduce` stays fast.
+_DEFINING_MODULES = {
     "Alternative": "transduce.runtime.translation",
     "Classifier": "transduce.runtime.classifier",
     "Comparison": "transduce.evaluation.significance",
@@ -112,9 +112,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("transduce")
-    if name not in _HOMES:
+    if name not in _DEFINING_MODULES:
         raise AttributeError(f"module 'transduce' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_DEFINING_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m transduce` is the command `transduce`."""
+"""Run the `transduce` command as `python -m transduce`."""
 
 from transduce.commands.main import main
 

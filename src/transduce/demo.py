@@ -1,4 +1,4 @@
-"""The demonstration: a grammar's Chinese sentences, a small Transformer, and what it learnt, in a few minutes."""
+"""Train and show a small Chinese-English demonstration model on sentences that a built-in grammar generates."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,17 +17,21 @@ from transduce.tasks.settings_reading import make_settings, read_settings
 from transduce.text.demo_grammar import AlignedPair, generate
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
-_SHOWN = 6  # further sentences, out of the held-out ones
+_SHOWN = 6  # number of held-out sentences to translate besides SENTENCES
 STEPS = 600
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """How well the demonstration's model does on sentences with word combinations that training never showed."""
+    """A demonstration's accuracy on held-out sentences, whose word combinations do not occur in the training data."""
 
     folder: str
+    """The folder of the training run."""
     exact: int
+    """Number of held-out sentences translated exactly."""
     sentences: int
+    """Number of held-out sentences."""
     training_seconds: float
+    """Training time in seconds."""
 
     def __str__(self) -> str:
         share = 100.0 * self.exact / self.sentences
@@ -43,29 +47,31 @@ def demo(
     threads: int | None = None,
     precision: str = "auto",
 ) -> DemoResult:
-    """Trains a Chinese-English translator on the built-in grammar's corpus and shows it at work.
+    """Train a Chinese-English model on the built-in grammar's corpus, print translations and return its accuracy.
 
     Args:
-        out: the run's folder; the corpus is written beside it, as text.
-        seed: of training.
-        steps: of training.
+        out: folder of the training run; the corpus is written as text files to the sibling folder `NAME-text`.
+        seed: random seed of training.
+        steps: number of training steps.
         device: "cpu", "cuda" or "auto".
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
-        precision: to train and to translate in: "fp32", "bf16" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+        precision: precision of training and translation: "fp32", "bf16" or "auto".
 
     Returns:
-        How many held-out sentences came out exactly right.
+        How many held-out sentences the model translates exactly.
 
     Raises:
-        TransduceError: an option is out of its range, or the folder holds a run that is no demonstration.
+        TransduceError: an option is out of range, or `out` holds a run that is not a demonstration.
     """
     out, console = Path(out).resolve(), Console(highlight=False)
     refuse_other_run(out)
-    corpus, text = generate(), _text_of(out)
+    corpus, text = generate(), _text_folder(out)
     if _sources_of_run(out) not in (None, _sources(text)):
-        raise TransduceError(f"{out} was moved since it was made, and its text is not where it was: say --again.")
+        raise TransduceError(
+            f"{out} was moved after it was made, so its text files are not where the run expects them: pass --again."
+        )
     settings = _settings(text, seed, steps, precision)
-    make_settings(settings)  # refuses what is out of its range before anything is written
+    make_settings(settings)  # fails on options out of range before anything is written
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
         _write_text(text, name, pairs)
     console.print(
@@ -85,31 +91,33 @@ def demo(
     )
     translator = load(out, precision=precision, device=device, threads=threads)
     show(translator, corpus.test, console)
-    found = translator([pair.source for pair in corpus.test], beam_size=1)
-    exact = sum(t.text == pair.target for t, pair in zip(found, corpus.test, strict=True))
+    translations = translator([pair.source for pair in corpus.test], beam_size=1)
+    exact = sum(t.text == pair.target for t, pair in zip(translations, corpus.test, strict=True))
     seconds = result.elapsed_seconds if result is not None else 0.0
     return DemoResult(str(out), exact, len(corpus.test), seconds)
 
 
 def refuse_other_run(out: Path) -> None:
-    """Lets nothing be done to a run that is no demonstration; one whose folder was moved since is one.
+    """Refuse a folder that holds a run which is not a demonstration; a moved demonstration folder is accepted.
 
     Raises:
-        TransduceError: there is one in the folder.
+        TransduceError: the folder holds another kind of run.
     """
-    sources, own = _sources_of_run(out), _sources(_text_of(out.resolve()))
-    if sources is not None and [Path(each).parts[-2:] for each in sources] != [Path(each).parts[-2:] for each in own]:
+    sources, expected = _sources_of_run(out), _sources(_text_folder(out.resolve()))
+    if sources is not None and [Path(each).parts[-2:] for each in sources] != [
+        Path(each).parts[-2:] for each in expected
+    ]:
         raise TransduceError(f"{out} holds a run that is no demonstration: name another folder with --out.")
 
 
 def _sources_of_run(out: Path) -> list[str] | None:
-    """The files that a folder's run learns from; None where there is none."""
+    """Return the source files that the run in a folder was trained on; None if the folder holds no run."""
     settings = out / SETTINGS_FILE
     return list(read_settings(settings).get("data", {}).get("source", [])) if settings.is_file() else None
 
 
-def _text_of(out: Path) -> Path:
-    """The folder of a demonstration's text."""
+def _text_folder(out: Path) -> Path:
+    """Return the folder that holds the text files of the demonstration in `out`."""
     return out.with_name(f"{out.name}-text")
 
 
@@ -125,8 +133,8 @@ def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:
 
 
 def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, object]:
-    """As small and as quick as the grammar allows; everything else is chosen as for any corpus."""
-    said = {} if precision == "auto" else {"precision": precision}
+    """Return settings for a small, fast model; every setting that is not listed keeps its default."""
+    overrides = {} if precision == "auto" else {"precision": precision}
     return {
         "preset": "tiny",
         "data": {
@@ -137,13 +145,13 @@ def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, ob
         },
         "tokenizer": {"vocabulary_size": 1000, "byte_fallback": False},
         "model": {"num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.1},
-        "training": {"steps": steps, "seed": seed, "translate_dev": 200, "report_every": 100} | said,
+        "training": {"steps": steps, "seed": seed, "translate_dev": 200, "report_every": 100} | overrides,
         "search": {"beam_size": 1},
     }
 
 
 def show(translator: Translator, test: tuple[AlignedPair, ...], console: Console) -> None:
-    """Translations with the attention behind them, word by word."""
+    """Print translations of sample and held-out sentences, with the word-by-word attention of the sample sentences."""
     console.print("\nEach row shows which Chinese words the model looked at for an English word:\n")
     held_out = [pair.source for pair in test[:: max(1, len(test) // _SHOWN)][:_SHOWN]]
     for sentence in (*SENTENCES, *held_out):

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written under another name, flushed to the disk, renamed; and are one process' alone."""
+"""Write files atomically, flush them to disk, and lock files and folders for one process."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ if sys.platform != "win32":
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes or replaces a file atomically; what is no file, such as /dev/null or a link, is written to as it is."""
+    """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
     with naming(path):
         if path.is_symlink() or is_no_file(path):
             path.write_bytes(content)
@@ -22,13 +22,13 @@ def write_file(path: Path, content: bytes) -> None:
             partial.write_bytes(content)
             replace_file(partial, path)
         except OSError:
-            partial.unlink(missing_ok=True)  # a full disk needs the room
+            partial.unlink(missing_ok=True)  # frees space on a full disk
             raise
 
 
 @contextmanager
 def naming(place: Path | str) -> Iterator[None]:
-    """Has errors of the system tell what was written, which those of writing do not."""
+    """Add the path being written to any OSError that lacks a file name."""
     try:
         yield
     except OSError as error:
@@ -38,25 +38,25 @@ def naming(place: Path | str) -> Iterator[None]:
 
 
 def is_no_file(path: Path) -> bool:
-    """Whether something is there that no file may take the place of, such as a device or a pipe."""
+    """Return whether a path exists but is not a regular file, such as a device or a pipe."""
     return path.exists() and not path.is_file()
 
 
 def replace_file(partial: Path, path: Path) -> None:
-    """Puts a complete file in another's place, for good."""
+    """Flush a complete file to disk and rename it to its final path, replacing any file there."""
     sync_file(partial)
     os.replace(partial, path)
     sync_folder(path.parent)
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 digest of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_file(path: Path) -> None:
-    """Has the operating system put a file's content on the disk."""
+    """Flush a file's content to disk."""
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,19 +65,19 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """The same for a folder's entries; Windows has no such call and needs none."""
+    """Flush a directory's entries to disk (a no-op on Windows, which does not need it)."""
     if os.name != "nt":
         sync_file(path)
 
 
 @contextmanager
 def sole_user(place: Path) -> Iterator[None]:
-    """Holds a file or folder for this process; the system lets go of it when the process ends, however it does.
+    """Lock a file or folder exclusively for this process; the operating system releases the lock when the process ends.
 
-    Nothing is held on Windows, nor on file systems that cannot lock.
+    On Windows, and on file systems without locks, nothing is locked.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
     if sys.platform == "win32":
         yield

@@ -1,9 +1,9 @@
-"""The one exception that a user's mistake raises."""
+"""The exception that is raised for every mistake a user can fix."""
 
 
 class TransduceError(ValueError):
-    """Something the person at the keyboard can mend.
+    """An error that the user can fix.
 
-    The message is one sentence: the rule, the offending value with its file and line, and what to do. The command
-    line prints it without a traceback and leaves with exit code 2.
+    The message is one or two sentences: the rule, the offending value with its file and line, and the remedy. The
+    command line prints the message without a traceback and exits with code 2.
     """

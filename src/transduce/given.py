@@ -1,4 +1,4 @@
-"""What a caller hands in: texts, and paths."""
+"""Validate arguments that users pass: texts, numbers and paths."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -11,41 +11,40 @@ T = TypeVar("T")
 
 
 def as_texts(given: str | Iterable[str]) -> list[str]:
-    """One text, or several, as a list.
+    """Return one text or several as a list of texts.
 
     Raises:
-        TransduceError: it is neither.
+        TransduceError: the argument is neither a text nor an iterable of texts.
     """
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
-        raise TransduceError(f"A text, a `str`, or a list of texts is asked for, but {given!r} was given.")
+        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {given!r}.")
     texts = list(given)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise TransduceError(
-                f"A text must be a `str`, but number {number} of those given is {text!r}: leave it out, or give an "
-                "empty text."
+                f"Each text must be a `str`, but text number {number} is {text!r}: leave it out, or pass an empty text."
             )
     return texts
 
 
 def as_text(given: str) -> str:
-    """The text, where one is asked for and no list.
+    """Return the argument if it is a single text.
 
     Raises:
-        TransduceError: it is none.
+        TransduceError: the argument is not a `str`.
     """
     if not isinstance(given, str):
-        raise TransduceError(f"One text, a `str`, is asked for, but {given!r} was given.")
+        raise TransduceError(f"Pass one text (a `str`), not {given!r}.")
     return given
 
 
 def as_phrases(given: Iterable[str]) -> list[str]:
-    """What a translation contains, as a list; one text is refused, for it would be its characters.
+    """Return a list of phrases; a single text is refused because it would be split into characters.
 
     Raises:
-        TransduceError: it is no list of texts.
+        TransduceError: the argument is not a list of texts.
     """
     if isinstance(given, str):
         raise TransduceError(f"Phrases are a list of texts, but `{given}` is one text: write [`{given}`].")
@@ -53,24 +52,35 @@ def as_phrases(given: Iterable[str]) -> list[str]:
 
 
 def as_many(what: str, sentences: int, given: Iterable[T]) -> list[T]:
-    """What each of so many sentences has of its own, as a list.
+    """Return a list with one item for each sentence.
+
+    Args:
+        what: noun for one item, used in the error message.
+        sentences: number of sentences.
+        given: the items, one for each sentence.
 
     Raises:
-        TransduceError: there are more of it or fewer.
+        TransduceError: there are more or fewer items than sentences.
     """
-    found = list(given)
-    if len(found) != sentences:
+    items = list(given)
+    if len(items) != sentences:
         raise TransduceError(
-            f"Each sentence has a {what} of its own, but there are {sentences:,} sentences and {len(found):,} of these."
+            f"Pass one {what} for each sentence: there are {sentences:,} sentences, but {len(items):,} of these."
         )
-    return found
+    return items
 
 
 def as_whole(given: int, name: str, *, least: int, most: int | None = None) -> int:
-    """A whole number in its range, NumPy's too, as one of Python's; `name` names it in a sentence.
+    """Return an integer in its range as a Python `int`; NumPy integers are accepted.
+
+    Args:
+        given: the value.
+        name: name of the value, used in the error message.
+        least: smallest value allowed.
+        most: largest value allowed; None: no limit.
 
     Raises:
-        TransduceError: it is none, or out of the range.
+        TransduceError: the value is not an integer or is out of range.
     """
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise TransduceError(f"`{name}` must be a whole number, but is {given!r}.")
@@ -81,23 +91,23 @@ def as_whole(given: int, name: str, *, least: int, most: int | None = None) -> i
 
 
 def as_path(given: str | Path, what: str) -> Path:
-    """A path, of which nothing is known but that there is one; `what` names it in a sentence.
+    """Return a path; `what` names the path in error messages. The path need not exist.
 
     Raises:
-        TransduceError: it is none, or empty, which would be the current folder.
+        TransduceError: the argument is not a path or is empty, which would mean the current folder.
     """
     if not isinstance(given, str | Path):
         raise TransduceError(f"{what} must be a path, a `str` or a `Path`, but is {given!r}.")
     if given == "":
-        raise TransduceError(f"{what} is named by an empty text: say `.` for the current folder.")
+        raise TransduceError(f"{what} is an empty text: pass `.` for the current folder.")
     return Path(given)
 
 
 def as_paths(given: str | Path | Sequence[str | Path], what: str) -> list[Path]:
-    """One path, or several, as a list.
+    """Return one path or several as a list of paths; `what` names the paths in error messages.
 
     Raises:
-        TransduceError: one is no path, or empty.
+        TransduceError: an item is not a path or is empty.
     """
     if isinstance(given, str | Path):
         return [as_path(given, what)]

@@ -1,4 +1,4 @@
-"""What the libraries under PyTorch read from the environment, once, and memory that they keep after use."""
+"""Tune the libraries below PyTorch through environment variables, and release memory that these libraries keep."""
 
 import ctypes
 import mmap
@@ -7,8 +7,8 @@ import platform
 import re
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # GNU's names of what `mallopt` sets
-_MAPPINGS = Path("/proc/self/smaps")  # Linux's
+_TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h
+_MAPPINGS = Path("/proc/self/smaps")  # exists on Linux only
 _MAPPING = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
     r"(?:.*\n)*?Anonymous: +(?P<own>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
@@ -17,12 +17,14 @@ _MAPPING = re.compile(
 
 
 def advise_libraries() -> None:
-    """Sets what is better than their own defaults here, unless the user has said otherwise.
+    """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
-    * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. By default training
-      beside another busy process took ten times as long as its share of the cores explains; now about twice.
-    * oneDNN keeps at most 64 of the programs that it writes, one for each shape of a product. Batches have ever new
-      shapes, so that by default it keeps 1,024 of which none is used again: a gigabyte and more.
+    * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
+    default,
+      training next to another busy process takes ten times as long as its share of the cores explains; with this
+      setting, about twice.
+    * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
+      cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
     Both figures are in docs/benchmarks.md.
     """
@@ -33,42 +35,44 @@ def advise_libraries() -> None:
 
 
 def keep_freed_memory() -> None:
-    """From now on freed memory stays with the process, where the C library is GNU's and nobody said otherwise.
+    """Make the process keep freed memory, if the C library is glibc and the user has not configured malloc.
 
-    Each step of training frees and asks for the same hundreds of megabytes. The library gives large pieces back at
-    once, and the system clears every page of them before it hands them out again: a tenth of all that is no matrix
-    product in a step. The most memory that training takes stays the same.
+    Each training step frees and allocates the same hundreds of megabytes. By default, glibc returns large blocks to the
+    system at once, and the system zeroes each page before it hands the page out again. That costs a tenth of the step's
+    time outside matrix multiplications. The peak memory of training stays the same.
     """
-    said = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if platform.libc_ver()[0] == "glibc" and not said:
+    is_configured = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
+    if platform.libc_ver()[0] == "glibc" and not is_configured:
         library = ctypes.CDLL(None)
         library.mallopt(_MOST_MAPPINGS, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
 
 
 def return_memory() -> None:
-    """Gives freed memory back to the system, where the C library is GNU's, which otherwise keeps it for later."""
+    """Return freed memory to the system, if the C library is glibc, which otherwise keeps it."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def release_library(name: str) -> None:
-    """Gives the memory of a library back that is not needed for now, on Linux.
+    """Release the resident memory of a shared library that is not needed for now (Linux only).
 
-    What is only read is fetched from the file again as soon as somebody asks for it. What was written, as addresses are
-    into a library when it is loaded, is no longer the file's and stays: `Anonymous` counts it also where a forked
-    process shares it.
+    Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
+    such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked
+    process shares them.
 
     Args:
-        name: begins the name of the library's file.
+        name: prefix of the library's file name.
     """
     if not _MAPPINGS.exists():
         return
-    for found in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
+    for mapping in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
         if (
-            Path(found["path"]).name.startswith(name)
-            and "w" not in found["rights"]
-            and found["own"] == found["swapped"] == "0"
+            Path(mapping["path"]).name.startswith(name)
+            and "w" not in mapping["rights"]
+            and mapping["own"] == mapping["swapped"] == "0"
         ):
-            start, end = int(found["start"], 16), int(found["end"], 16)
+            start, end = int(mapping["start"], 16), int(mapping["end"], 16)
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

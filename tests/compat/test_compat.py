@@ -67,7 +67,7 @@ def test_its_run_resumes_to_the_same_losses(
     monkeypatch.chdir(run)
     result = train(out=run, resume=True, device="cpu", threads=1)
     assert result is not None
-    assert f"Going on after step {wanted['stopped_at']}." in capsys.readouterr().err
+    assert f"Resuming after step {wanted['stopped_at']}." in capsys.readouterr().err
     found = load_maker().losses(run)
     assert result.step == max(map(int, wanted["losses"]))
     for step, loss in wanted["losses"].items():

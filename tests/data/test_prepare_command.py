@@ -107,7 +107,7 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "There is no text to learn from: give --source and --target"),
+        ([], "There is no text to learn from: name it with --source and --target"),
         (["--source", "a", "--shard", "0/4"], "`--shard` takes a number and a count, .* but is `0/4`"),
         (["--source", "a", "--shard", "5/4"], "but is `5/4`"),
         (["--source", "a", "--shard", "1"], "but is `1`"),
@@ -209,7 +209,7 @@ def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[st
     settings = use(prepared, tmp_path / "run")
     given = ["--tokenizer", str(prepared), "--out", str(prepared)]
     assert main(["prepare", *sides, *given, "--set", "data.filters.max_pieces=4"]) == 0
-    with pytest.raises(TransduceError, match=r"shards was prepared anew since the run in .*run began, which cannot"):
+    with pytest.raises(TransduceError, match=r"shards was prepared again since the run in .*run started"):
         reopen_prepared(settings, read, tmp_path / "run")
 
 

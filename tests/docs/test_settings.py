@@ -26,7 +26,7 @@ GENERATOR = load_generator()
 
 
 class Shoe(msgspec.Struct):
-    """A struct with comments in all the places where they can stand."""
+    """A struct with comments and a docstring in all the positions where they can be."""
 
     # The length of the foot,
     # in millimetres.
@@ -34,6 +34,9 @@ class Shoe(msgspec.Struct):
     colour: str = "brown"  # beside, so it is no meaning
     # On the sole.
     nails: int | None = None
+    laces: bool = True
+    """With laces,
+    or without."""
 
 
 class Boot(msgspec.Struct):
@@ -77,7 +80,9 @@ def test_a_comment_above_a_field_is_its_meaning() -> None:
         "size_millimetres": "The length of the foot, in millimetres.",
         "nails": "On the sole.",
     }
+    assert GENERATOR.docstrings(Shoe) == {"laces": "With laces, or without."}
     assert GENERATOR.meaning("shoe.nails", Shoe) == "On the sole."
+    assert GENERATOR.meaning("shoe.laces", Shoe) == "With laces, or without."
 
 
 def test_a_docstring_under_a_field_is_its_meaning() -> None:

@@ -157,7 +157,7 @@ def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
 
 def test_a_model_in_training_does_not_translate(translator: Translator) -> None:
     learning = Translator(copy.deepcopy(translator.model).train(), translator.tokenizer)
-    with pytest.raises(TransduceError, match=r"drops numbers at random, .*: call `eval\(\)` on it"):
+    with pytest.raises(TransduceError, match=r"applies dropout, .*: call `eval\(\)` on it"):
         learning(SENTENCE)
     learning.model.eval()
     assert learning(SENTENCE).text == translator(SENTENCE).text

@@ -94,6 +94,7 @@ def test_the_pieces_compared_are_not_all_alike(
     ("changes", "obstacles"),
     [
         ({"norm": "batch"}, ["norm"]),
+        ({"norm": "annotated"}, ["norm"]),
         ({"attention_score": "additive"}, ["attention_score"]),
         ({"attention_kind": "hard"}, ["attention_kind"]),
         ({"attention_window": 4}, ["attention_window"]),

@@ -147,7 +147,7 @@ def test_without_a_dev_set_random_pieces_are_compared(make_translator: MakeTrans
     need("onnx")
     folder = write_folder(make_translator(positions="rotary", norm="rms"), tmp_path / "model")
     report = export(folder, tmp_path / "out", to="onnx", threads=1)
-    assert "32 sentences of random pieces" in report.compared_on
+    assert "32 sentences of random tokens" in report.compared_on
     assert report.float32.largest_difference < 1e-4
 
 
@@ -231,8 +231,8 @@ def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
     [
         ("onnx", None, spoil_onnx, r"ONNX was checked and is wrong, .* its log-probability is -?[\d.]+, and the model"),
         ("ctranslate2", None, spoil_ctranslate2, "CTranslate2 was checked and is wrong, so nothing was written"),
-        ("ctranslate2", "int8", spoil_quantization, "rounding its weights changes the log-probability of a piece by"),
-        ("huggingface", None, spoil_hugging_face, "its tokenizer cuts .* into other pieces"),
+        ("ctranslate2", "int8", spoil_quantization, "quantization changes the log-probability of a token by"),
+        ("huggingface", None, spoil_hugging_face, "its tokenizer splits .* into other tokens"),
     ],
 )
 def test_a_wrong_export_is_refused_and_nothing_stays(
@@ -376,9 +376,9 @@ def test_the_command_prints_and_writes_the_comparison(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--reference", "dev.en"], "name these with --source"),
-        (["--device", "cuda"], "compared with --device cpu, but it is cuda: leave it out"),
-        (["--precision", "bf16"], "compared with --precision fp32, but it is bf16: leave it out"),
+        (["--reference", "dev.en"], "pass --source too"),
+        (["--device", "cuda"], "needs --device cpu, but it is cuda: leave it out"),
+        (["--precision", "bf16"], "needs --precision fp32, but it is bf16: leave it out"),
     ],
 )
 def test_options_that_the_command_refuses(

@@ -132,7 +132,7 @@ def test_the_folder_is_hugging_faces_and_goes_out_as_it(folders: dict[str, Path]
     report = exported(folders[name], tmp_path / "out", "huggingface")
     if name != "language-model":
         assert isinstance(report.float32, EncoderAgreement)
-        assert "have the same best pieces and classes" in str(report)
+        assert "have the same best tokens and classes" in str(report)
     for folder in (folders[name], tmp_path / "out"):
         assert type(getattr(transformers, automatic).from_pretrained(folder)).__name__ == held
     assert not (tmp_path / "out" / "checkpoints").exists()

@@ -107,7 +107,7 @@ def test_hidden_words_are_found_as_transformers_finds_them(
     assert main(["fill", str(tmp_path / "ours"), text, "--threads", "1", "--precision", "fp32"]) == 0
     shown = [each.rsplit(" ", 1)[0] for each in capsys.readouterr().out.split("\n")[1].strip().split("  ")]
     assert [word in (each, "\ufffd") for word, each in zip(words, shown, strict=True)] == [True] * 5
-    with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a piece is to be found"):
+    with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a token is"):
         filler("I like tea.")
 
 
@@ -116,7 +116,7 @@ def test_pretraining_does_not_begin_with_a_model_that_has_no_head(
 ) -> None:
     import_model_folder(make_folder("BertModel"), tmp_path / "ours")
     settings = {"task.kind": "masked-language-model", "start_from": str(tmp_path / "ours"), "training.steps": 1}
-    with pytest.raises(TransduceError, match="by a head of its own, but the model to begin with has none"):
+    with pytest.raises(TransduceError, match="needs a head for masked tokens, but the base model has none"):
         train(source=toy_corpus / "train.en", out=tmp_path / "run", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
 

@@ -89,9 +89,9 @@ def test_what_was_begun_in_one_language_does_not_go_on_in_another(
         patch.setattr(ResumableFile, "finish", stop)
         assert main([*arguments, "--target-language", "deu_Latn"]) == 2
     assert main([*arguments, "--target-language", "eng_Latn", "--resume"]) == 2
-    assert "was begun with another model or other options" in capsys.readouterr().err
+    assert "was started with another model or other options" in capsys.readouterr().err
     assert main([*arguments, "--target-language", "deu_Latn", "--resume"]) == 0
-    assert "Going on after line 50" in capsys.readouterr().err
+    assert "Continuing after line 50" in capsys.readouterr().err
 
 
 def test_scores_are_those_of_search(nllb: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
 
 
 def test_an_ordinary_model_has_no_tags(trained: Path) -> None:
-    with pytest.raises(TransduceError, match="has no tags to tell it others, but `eng_Latn` was asked for"):
+    with pytest.raises(TransduceError, match="and no language tags, but `eng_Latn` was asked for"):
         opened(trained, target_language="eng_Latn")
 
 

@@ -2,16 +2,24 @@
 
 import copy
 import math
+import sys
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
+from transduce.interop.ctranslate2 import ctranslate2_obstacles
+from transduce.interop.huggingface import class_for
+from transduce.interop.onnx import onnx_obstacles
 from transduce.interop.tutorials import TutorialNames, import_tutorial
+from transduce.model.annotated_norm import AnnotatedNorm
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
+from transduce.model.transformer import Transformer
+from transduce.runtime.scorer import TransformerScorer
 
 D, HEADS, V = 16, 4, 23
 OWN_NAMES = TutorialNames(
@@ -91,14 +99,18 @@ def test_torch_nn_transformer(norm_order: str, tied: bool) -> None:
 
 
 class Norm(nn.Module):
-    """The tutorial's own names of a norm's weights, with PyTorch's formula."""
+    """The tutorial's norm, as the tutorial writes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
         self.a_2, self.b_2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, (D,), self.a_2, self.b_2)
+        mean = x.mean(-1, keepdim=True)
+        std = x.std(-1, keepdim=True)
+        found: Tensor = self.a_2 * (x - mean) / (std + self.eps) + self.b_2
+        return found
 
 
 class Attention(nn.Module):
@@ -202,15 +214,73 @@ class Annotated(nn.Module):
         return logits
 
 
-def test_annotated_transformer() -> None:
+@pytest.mark.parametrize("width", [16, 512])
+def test_annotated_transformer(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "D", width)
     theirs = Annotated()
     randomize(theirs)
     found = import_tutorial(theirs.state_dict(), config("pre"), style="annotated")
     ours = build_model(found.config)
     ours.load_state_dict(found.weights)
     source, target = batch()
+    with torch.no_grad():  # in float64, so that the formula alone decides
+        assert torch.allclose(ours.eval().double()(source, target), theirs.double()(source, target), atol=1e-5)
+
+
+def test_the_norm_is_exact_where_the_variance_is_small() -> None:
+    theirs = Norm()
+    randomize(theirs)
+    ours = AnnotatedNorm(D)
+    ours.load_state_dict({"weight": theirs.a_2, "bias": theirs.b_2})
+    x = torch.randn(4, D) * torch.tensor([1e-7, 1e-6, 1e-3, 1.0])[:, None]
+    assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+    layer = nn.functional.layer_norm(x, (D,), theirs.a_2, theirs.b_2, 1e-6)
+    assert not torch.allclose(layer, theirs(x), atol=0.05)
+
+
+def test_a_norm_of_pytorch_in_a_model_of_these_names_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many who follow the tutorial put in `nn.LayerNorm`, whose weights have other names."""
+    monkeypatch.setattr(sys.modules[__name__], "Norm", lambda: nn.LayerNorm(D))
+    theirs = Annotated()
+    randomize(theirs)
+    found = import_tutorial(theirs.state_dict(), config("pre"), style="annotated")
+    assert found.config.norm == "layer"
+    ours = build_model(found.config)
+    ours.load_state_dict(found.weights)
+    source, target = batch()
     with torch.no_grad():
         assert torch.allclose(ours.eval()(source, target), theirs(source, target), atol=1e-5)
+
+
+def test_an_epsilon_that_was_set_is_kept() -> None:
+    changed = msgspec.structs.replace(config("pre"), norm_epsilon=1e-3)
+    found = import_tutorial(Annotated().state_dict(), changed, style="annotated").config
+    assert (found.norm, found.norm_epsilon) == ("annotated", 1e-3)
+    usual = import_tutorial(Annotated().state_dict(), config("pre"), style="annotated").config
+    assert (usual.norm, usual.norm_epsilon) == ("annotated", 1e-6)
+
+
+def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
+    """Search by the fastest way there is finds the scores that the model has."""
+    torch.manual_seed(3)
+    changed = msgspec.structs.replace(
+        config("pre"), norm="annotated", norm_epsilon=0.5, d_model=32, d_ff=64, num_heads=2
+    )
+    model = build_model(changed).eval()
+    assert isinstance(model, Transformer)
+    assert "norm" in onnx_obstacles(changed)
+    assert "norm" in ctranslate2_obstacles(changed)
+    assert class_for(changed) is None
+    source, _ = batch()
+    with torch.inference_mode():
+        state, ids = TransformerScorer(model, source, all_pieces=True), torch.zeros(len(source), 1, dtype=torch.int64)
+        written = [ids]
+        for _ in range(4):
+            found = state.step(ids).log_softmax(-1)[:, 0]
+            wanted = model(source, torch.cat(written, 1))[:, -1].log_softmax(-1)
+            assert torch.allclose(found, wanted, atol=1e-4)
+            ids = wanted.argmax(-1, keepdim=True)
+            written.append(ids)
 
 
 def test_what_is_missing_or_left_over_is_listed() -> None:

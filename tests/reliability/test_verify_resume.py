@@ -38,9 +38,7 @@ def test_settings_killed_and_resumed_are_equal(
     sets = ["--set", "training.accumulate=2", "--set", "training.warmup_steps=5", "--set", "training.save_every=30"]
     assert main(["verify-resume", str(settings), "--threads", "1", "--device", "cpu", *sets, "--json", str(path)]) == 0
     said = capsys.readouterr().out
-    assert (
-        "Equal: weights, the optimiser's moments, the average and the metrics of every step agree in every bit." in said
-    )
+    assert "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit." in said
     report = msgspec.json.decode(path.read_bytes(), type=ResumeReport)
     assert report.equal
     assert report.differences == []
@@ -114,7 +112,7 @@ def test_the_report_says_whose_fault_it_is() -> None:
     )
     assert str(report()).endswith("agree in every bit.\nA note.")
     machine = str(report(equal=False, differences=["weights"], repeatable=False))
-    assert "Not equal: weights. Two runs that were never stopped differ as well" in machine
+    assert "Not equal: weights. Two uninterrupted runs differ as well" in machine
     assert "`--device cpu` is exact." in machine
     ours = str(report(equal=False, differences=["weights"], repeatable=True))
     assert "so resuming is at fault: please report this." in ours

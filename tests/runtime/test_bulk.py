@@ -123,7 +123,7 @@ def test_what_was_written_but_not_noted_is_written_again(tmp_path: Path) -> None
 
 def test_an_interrupted_file_is_not_overwritten(tmp_path: Path) -> None:
     write_some(tmp_path / "out.txt")
-    with pytest.raises(TransduceError, match=r"out\.txt\.partial has 4 lines of an interrupted .*: say --resume"):
+    with pytest.raises(TransduceError, match=r"out\.txt\.partial has 4 lines of an interrupted .*: pass --resume"):
         begin(tmp_path / "out.txt")
 
 
@@ -162,16 +162,18 @@ def test_a_file_that_something_else_wrote_into_does_not_get_its_name(tmp_path: P
 def test_other_options_other_lines_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_some(path)
-    with pytest.raises(TransduceError, match="was begun with another model or other options"):
+    with pytest.raises(TransduceError, match="was started with another model or other options"):
         begin(path, resume=True, options=b"p")
     for lines in (["other", *LINES[1:4]], LINES[:2]):
-        with pytest.raises(TransduceError, match="holds translations of 4 lines, but the input begins with others"):
+        with pytest.raises(
+            TransduceError, match="holds translations of 4 lines, but the input begins with other lines"
+        ):
             begin(path, resume=True).skip(lines)
     (tmp_path / "out.txt.partial").write_bytes(b"one\n")
     with pytest.raises(TransduceError, match=r"out\.txt\.partial is shorter than .*out\.txt\.progress says"):
         begin(path, resume=True)
     (tmp_path / "out.txt.progress").write_bytes(b"{")
-    with pytest.raises(TransduceError, match=r"out\.txt\.progress cannot be read .*: delete it to start anew"):
+    with pytest.raises(TransduceError, match=r"out\.txt\.progress cannot be read .*: delete it to start again"):
         begin(path, resume=True)
 
 

@@ -70,7 +70,7 @@ def test_a_prefix_that_the_vocabulary_cannot_write_is_refused(translator: Transl
         lambda: translator(SOURCE, prefix="龘 tea"),
         lambda: list(translator.stream(SOURCE, prefix="龘 tea")),
     ):
-        with pytest.raises(TransduceError, match="cannot begin with `龘 tea`: the model's vocabulary has no pieces"):
+        with pytest.raises(TransduceError, match="cannot begin with `龘 tea`: some of its characters"):
             attempt()
 
 
@@ -115,7 +115,7 @@ def test_forbidden_texts_may_be_a_list(translator: Translator) -> None:
 
 def test_what_is_no_text_is_named(translator: Translator) -> None:
     missing: Any = math.nan  # as tables have it for an empty cell
-    with pytest.raises(TransduceError, match="A text must be a `str`, but number 2 of those given is nan"):
+    with pytest.raises(TransduceError, match="Each text must be a `str`, but text number 2 is nan"):
         translator([SOURCE, missing])
 
 

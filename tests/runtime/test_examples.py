@@ -122,10 +122,10 @@ def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -
         remember(translator, [""], [""])
     with pytest.raises(TransduceError, match="20 sources and 19 targets"):
         remember(translator, sources, targets[:19])
-    with pytest.raises(TransduceError, match="No dev pair is left to choose by: both sides need text of at most 256"):
+    with pytest.raises(TransduceError, match="No dev pair is left for tuning: both sides need text of at most 256"):
         remember(translator, sources, targets, dev=([""], ["x"]))
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
-    with pytest.raises(TransduceError, match="Examples are one model's, but there are several: name one"):
+    with pytest.raises(TransduceError, match="belongs to one model, but the translator has several: name one"):
         remember(several, sources, targets)
     with pytest.raises(TransduceError, match="same source"):
         remember(translator, sources[:1] * 5, targets[:5])
@@ -138,29 +138,29 @@ def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) 
     assert all("beer" in each.text for each in remembering(about_tea[:3], phrases=["beer"]))
     (streamed,) = ["".join(remembering.stream(about_tea[0], SearchSettings(beam_size=1)))]
     assert streamed == remembering(about_tea[0], beam_size=1).text
-    with pytest.raises(TransduceError, match="Strict results are a model's alone"):
+    with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
         remembering.translate(about_tea, SearchSettings(strict=True))
 
 
 def test_files_that_hold_no_examples_of_the_model(
     trained: Path, written: Path, tmp_path: Path, toy_settings: Any
 ) -> None:
-    with pytest.raises(TransduceError, match=r"holds no examples .* `transduce remember`"):
+    with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce remember`"):
         load(trained, examples=trained / "config.json")
-    with pytest.raises(TransduceError, match="holds no examples"):
+    with pytest.raises(TransduceError, match="is not a datastore"):
         load(trained, examples=trained / "model.safetensors")
-    with pytest.raises(TransduceError, match="holds no examples"):
+    with pytest.raises(TransduceError, match="is not a datastore"):
         load(trained, examples=tmp_path / "nothing")
     other = transduce.train(out=tmp_path / "other", settings=toy_settings | {"training.steps": 1, "training.seed": 9})
     assert other is not None
-    with pytest.raises(TransduceError, match="of another model: write them anew"):
+    with pytest.raises(TransduceError, match="of another model: build it again"):
         load(tmp_path / "other", examples=written)
-    with pytest.raises(TransduceError, match="one model remembers, but there are 2"):
+    with pytest.raises(TransduceError, match="belongs to one model, but there are 2"):
         load([trained, trained], examples=written)
     remembered = read_examples(written, load(trained, precision="fp32").model).remembered
     card = msgspec.json.encode({"format_version": 1, "pairs": 3, "weights": 1.0}).decode()
     save_file(remembered._asdict(), tmp_path / "damaged", metadata={"transduce.examples": card})
-    with pytest.raises(TransduceError, match="holds no examples"):
+    with pytest.raises(TransduceError, match="is not a datastore"):
         load(trained, examples=tmp_path / "damaged")
 
 

@@ -135,7 +135,7 @@ def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) 
     found = generator("abc", max_length=30, seed=3)
     assert "".join(generator.stream("abc", max_length=30, seed=3)) == found.continuations[0].text
     assert "".join(generator.stream("abc", max_length=30, seed=4)) != found.continuations[0].text
-    with pytest.raises(TransduceError, match="`seed` is of what is drawn, but is 3"):
+    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
         next(generator.stream("abc", GREEDY, seed=3))
 
 
@@ -205,7 +205,7 @@ def test_what_only_translators_do_is_refused(generator: Generator, search: Searc
 
 
 def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> None:
-    with pytest.raises(TransduceError, match="`seed` is of what is drawn, but is 3 where `search` draws nothing"):
+    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
         generator("abc", search=GREEDY, seed=3)
 
 

@@ -35,12 +35,12 @@ def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"phrases": [["tea"]]}, "a list of phrases of its own, but there are 2 sentences and 1 of these"),
-        ({"phrases": [["tea"]] * 3}, "but there are 2 sentences and 3 of these"),
+        ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),
+        ({"phrases": [["tea"]] * 3}, "there are 2 sentences, but 3 of these"),
         ({"phrases": ["tea", "tea"]}, "Phrases are a list of texts, but `tea` is one text"),
-        ({"places": [7]}, "Each sentence has a place of its own, but there are 2 sentences and 1 of these"),
+        ({"places": [7]}, "Pass one place for each sentence: there are 2 sentences, but 1 of these"),
         ({"search": None}, "`search` must be a `SearchSettings`, but is None"),
-        ({"prefix": 3}, "One text, a `str`, is asked for, but 3 was given"),
+        ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
     ],
 )
 def test_what_does_not_fit_the_sentences_is_told(options: dict[str, Any], message: str, translator: Translator) -> None:
@@ -64,7 +64,7 @@ def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, transl
 def test_pieces_that_are_none_are_refused(translator: Translator) -> None:
     size = translator.tokenizer.target.size
     search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
-    with pytest.raises(TransduceError, match=rf"must be a piece of the vocabulary, 0 to {size - 1}, but is {size}"):
+    with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):
         translator(SOURCE, search=search)
 
 
@@ -76,13 +76,13 @@ def test_a_beam_has_a_limit() -> None:
 @pytest.mark.parametrize("given", [["text"], [None], "text", 3])
 def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translator) -> None:
     for judge in (review, look_again):
-        with pytest.raises(TransduceError, match=r"was given|is among it"):
+        with pytest.raises(TransduceError, match=r"Pass a list of translations|Pass the `Translation`s"):
             judge(translator, given)
 
 
 def test_a_single_translation_is_no_list_of_them(translator: Translator) -> None:
     anything: Any = translator(SOURCE)
-    with pytest.raises(TransduceError, match="A list of translations is asked for"):
+    with pytest.raises(TransduceError, match="Pass a list of translations"):
         review(translator, anything)
     assert review(translator, iter([anything])) == review(translator, [anything])
 

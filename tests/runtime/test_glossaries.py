@@ -131,12 +131,12 @@ def test_what_a_glossary_wants_and_is_not_there_is_a_doubt(translator: Translato
         ({"鱼": []}, SearchSettings(), r"A term needs a text .* of '鱼' and \[\]"),
         ({"": "fish"}, SearchSettings(), "A term needs a text for the source"),
         ({"鱼": 3}, SearchSettings(), "A glossary maps texts to texts, but '鱼' is mapped to 3"),
-        ({"鱼": ["fish", 3]}, SearchSettings(), "A text must be a `str`, but number 2 of those given is 3"),
-        (["鱼"], SearchSettings(), r"A glossary must map terms .* but \['鱼'\] was given: write"),
+        ({"鱼": ["fish", 3]}, SearchSettings(), "Each text must be a `str`, but text number 2 is 3"),
+        (["鱼"], SearchSettings(), r"A glossary must map terms .* not \['鱼'\]: write"),
         ({"鱼": "fish"}, SearchSettings(n_best=1, sampling=SamplingSettings()), "are searched for: leave sampling out"),
         ({"鱼": "fish"}, SearchSettings(diverse_groups=2), "`diverse_groups` is 2"),
         ({"鱼": "a fish"}, SearchSettings(forbidden=("fish",)), "must contain `a fish`, but `fish` is forbidden in it"),
-        ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 pieces, but for `鱼` it has [0-9]+: make it shorter"),
+        ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 tokens, but that of `鱼` has [0-9]+: make it shorter"),
     ],
 )
 def test_what_cannot_be_had_is_told_also_where_no_sentence_has_the_term(

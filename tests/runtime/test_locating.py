@@ -130,14 +130,14 @@ def test_a_translator_locates_in_one_go(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("pairs", "spans", "message"),
     [
-        ([("我", "I"), ("你", "you")], [[]], "Each sentence has a list of parts of its own, but there are 2 sentences"),
-        (["我"], [[]], r"is a `Translation`, or a source and a text, but '我' was given: write \(source, text\)"),
-        ([("我", "I")], [[(1, 0)]], r"is \(start, end\) in characters, from 0 to 1 here, but \(1, 0\) was given"),
-        ([("我", "I")], [[(0, 9)]], r"from 0 to 1 here, but \(0, 9\) was given"),
-        ([("我", "I")], [[(-1, 1)]], r"but \(-1, 1\) was given"),
-        ([("我", "I")], [[(0.5, 1)]], r"but \(0\.5, 1\) was given"),
-        ([("我", "I")], [[0]], "but 0 was given"),
-        ([("我", "I")], [None], "but None was given"),
+        ([("我", "I"), ("你", "you")], [[]], "Pass one list of spans for each sentence: there are 2 sentences"),
+        (["我"], [[]], r"Pass a `Translation`, or a source and a text, not '我': write \(source, text\)"),
+        ([("我", "I")], [[(1, 0)]], r"is \(start, end\) in characters, from 0 to 1 here, not \(1, 0\)"),
+        ([("我", "I")], [[(0, 9)]], r"from 0 to 1 here, not \(0, 9\)"),
+        ([("我", "I")], [[(-1, 1)]], r"not \(-1, 1\)"),
+        ([("我", "I")], [[(0.5, 1)]], r"not \(0\.5, 1\)"),
+        ([("我", "I")], [[0]], "not 0"),
+        ([("我", "I")], [None], "not None"),
         ([("我爱你", "I")], [[(0, 2), (1, 3)]], r"\(0, 2\) and \(1, 3\) overlap"),
     ],
 )

@@ -52,7 +52,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     targets = [translation.text for translation in translator(sentences, beam_size=1)]
     targets[3], targets[7] = "", "the teacher " * 20
     together = translator.score(sentences, targets)
-    monkeypatch.setattr("transduce.runtime.scoring._BATCH_PIECES", 40)
+    monkeypatch.setattr("transduce.runtime.scoring._BATCH_TOKENS", 40)
     monkeypatch.setattr("transduce.runtime.scoring._CHUNK_ELEMENTS", 3000)
     monkeypatch.setattr("transduce.runtime.scoring._FEWEST_ROWS", 1)
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
@@ -81,11 +81,11 @@ def test_no_pairs_have_no_scores(translator: Translator) -> None:
     ("sources", "targets", "message"),
     [
         (["a", "b"], ["c"], "Each source has one target, but there are 2 sources and 1 targets"),
-        (["我"], ["x y " * 2000], "A target must have at most 1024 pieces to be scored, but number 1 has"),
+        (["我"], ["x y " * 2000], "A target must have at most 1024 tokens to be scored, but number 1 has"),
         (
             ["我", "x y " * 2000],
             ["I", "I"],
-            "A source must have at most 256 pieces to be scored, as translating cuts longer ones, but number 2 has",
+            "A source must have at most 256 tokens to be scored, because search splits longer ones, but number 2 has",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_only_what_search_reads_whole_is_scored(translator: Translator) -> None:
     most, pieces = translator.longest_source, len(translator.tokenizer.source.encode(text))
     assert pieces <= MOST_PIECES
     assert translator(text).parts > 1
-    message = f"A source must have at most {most} pieces .* but number 2 has {pieces}: cut it into sentences"
+    message = f"A source must have at most {most} tokens .* but number 2 has {pieces}: split it into sentences"
     with pytest.raises(TransduceError, match=message):
         translator.score(["我吃鱼。", text], ["I eat fish.", "I eat fish."])
     # What looks into translations asks about any sources.

@@ -199,9 +199,9 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
 @pytest.mark.parametrize(
     ("phrases", "search", "message"),
     [
-        (["  "], BEAM, "A phrase that a translation must contain has a word at least, but one is empty"),
-        (["\u3000\t"], BEAM, "A phrase that a translation must contain has a word at least, but one is empty"),
-        (["龘"], BEAM, "A translation cannot contain `龘`: the model's vocabulary has no pieces"),
+        (["  "], BEAM, "A phrase that a translation must contain needs at least one word, but one is empty"),
+        (["\u3000\t"], BEAM, "A phrase that a translation must contain needs at least one word, but one is empty"),
+        (["龘"], BEAM, "A translation cannot contain `龘`: some of its characters are not in the model's vocabulary"),
         (["tea"], SearchSettings(sampling=SamplingSettings()), "must contain are searched for: leave sampling out"),
         (["tea"], SearchSettings(diverse_groups=2), "take a beam of their own, but `diverse_groups` is 2: make it 1"),
         (["green tea"], SearchSettings(forbidden=("tea",)), "must contain `green tea`, but `tea` is forbidden in it"),
@@ -264,7 +264,7 @@ def test_however_a_word_is_cut_into_pieces(written: tuple[str, ...]) -> None:
 def test_the_unknown_piece_can_be_forbidden(translator: Translator) -> None:
     found = translator("龘龘龘", search=SearchSettings(beam_size=1, forbidden=("<unk>",), max_length=8))
     assert "⁇" not in found.text
-    with pytest.raises(TransduceError, match="A forbidden text has a character at least, but one is empty"):
+    with pytest.raises(TransduceError, match="A forbidden text needs at least one character, but one is empty"):
         translator("我", search=SearchSettings(forbidden=("",)))
 
 
@@ -464,6 +464,6 @@ def test_coverage_needs_attention(translator: Translator) -> None:
     plain = Translator(build_encoder_decoder(config).eval(), translator.tokenizer)
     search = msgspec.structs.replace(BEAM, coverage_penalty=0.2)
     with pytest.raises(
-        TransduceError, match="`coverage_penalty` goes by what the decoder attends to, but this model has"
+        TransduceError, match="`coverage_penalty` needs the decoder's cross-attention, but this model has"
     ):
         plain.translate(["我爱你"], search)

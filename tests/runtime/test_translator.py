@@ -170,10 +170,10 @@ def test_options_out_of_range_are_refused(translator: Translator, options: dict[
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "A text, a `str`, or a list of texts is asked for, but None was given"),
-        (b"abc", "A text, a `str`, or a list of texts is asked for, but b'abc' was given"),
-        (["我", None], "A text must be a `str`, but number 2 of those given is None: leave it out"),
-        ([["我"]], r"A text must be a `str`, but number 1 of those given is \['我'\]"),
+        (None, r"Pass a text \(a `str`\) or a list of texts, not None"),
+        (b"abc", r"Pass a text \(a `str`\) or a list of texts, not b'abc'"),
+        (["我", None], "Each text must be a `str`, but text number 2 is None: leave it out"),
+        ([["我"]], r"Each text must be a `str`, but text number 1 is \['我'\]"),
     ],
 )
 def test_what_is_no_text_is_refused(translator: Translator, given: Any, message: str) -> None:

@@ -60,7 +60,7 @@ def test_a_vocabulary_that_lacks_a_script_is_told(
     for changes, told in (({}, False), (few, True)):
         train(out=tmp_path / "run", settings=settings | changes, dry_run=True, **COMPUTING)
         said = " ".join(capsys.readouterr().err.split())
-        notice = f"of the source's pieces spell characters in bytes or are unknown, for the vocabulary of {trained}"
+        notice = f"of the source's tokens are bytes or unknown, because the vocabulary of {trained}"
         assert (notice in said) == told
         assert "of the target's pieces" not in said
 
@@ -114,8 +114,8 @@ def test_a_trained_model_adapts_from_where_it_stood(
 
     learning = sum(tensor.numel() for tensor in checkpoint(tmp_path / "run", 80)["weights"].values())
     whole = sum(tensor.numel() for tensor in was.values())
-    assert f"{learning:,} parameters learn, {learning / whole:.2%} of the model's {whole:,}" in said
-    assert f"Training {learning:,} parameters beside a model of {whole:,} on" in said
+    assert f"{learning:,} parameters are trained, {learning / whole:.2%} of the model's {whole:,}" in said
+    assert f"Training {learning:,} parameters of a model of {whole:,} on" in said
     assert learning < 0.5 * whole
     assert "twice the rank (4)" in said
 
@@ -157,16 +157,16 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
     train(out=tmp_path / "stopped", resume=True, **COMPUTING)
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert both[0] == both[1]
-    with pytest.raises(TransduceError, match=r"`training.lora_rank` was 4 when this run began, and cannot become 8"):
+    with pytest.raises(TransduceError, match=r"`training.lora_rank` was 4 when this run started, and cannot become 8"):
         train(out=tmp_path / "stopped", resume=True, settings={"training.lora_rank": 8}, **COMPUTING)
-    with pytest.raises(TransduceError, match=r"`training.sharded` cuts the optimiser's state into parts"):
+    with pytest.raises(TransduceError, match=r"`training.sharded` distributes the optimizer state"):
         train(out=tmp_path / "stopped", resume=True, settings={"training.sharded": True}, **COMPUTING)
     stored = tmp_path / "stopped" / "beginning.safetensors"
     stored.write_bytes(stored.read_bytes()[:-1])
     with pytest.raises(TransduceError, match=r"beginning.safetensors is not what the run wrote"):
         train(out=tmp_path / "stopped", resume=True, **COMPUTING)
     stored.unlink()
-    with pytest.raises(TransduceError, match=r"the weights that the run began with, cannot be read"):
+    with pytest.raises(TransduceError, match=r"the weights that the run started with, cannot be read"):
         train(out=tmp_path / "stopped", resume=True, **COMPUTING)
 
 
@@ -185,7 +185,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
     del lora_settings["training.learning_rate"]
     whole = lora_settings | {"training.lora_rank": 0}
     expected = [
-        (whole, "0.05 / d_model (32): the model has learnt the task before\n"),
+        (whole, "0.05 / d_model (32): the model already knows the task\n"),
         (lora_settings, "0.5 / d_model (32) × √("),
     ]
     for settings, reason in expected:
@@ -202,7 +202,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start_from": None}, "`training.lora_rank` is 4, which leaves a model's weights as they are, but they would"),
+        ({"start_from": None}, "`training.lora_rank` is 4, which keeps a model's weights fixed, but they would"),
         (
             {"tokenizer.character_coverage": 0.99},
             "`tokenizer.character_coverage` means nothing where the vocabulary in .* is kept: leave it out",
@@ -212,7 +212,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
         ({"training.lora_rank": 0, "training.lora_alpha": 4.0}, r"`training.lora_alpha` \(4\) means nothing where"),
         ({"training.lora_projections": []}, "`training.lora_projections` must name some of queries-keys-values"),
         ({"training.lora_projections": ["gates"]}, "must name some of .*, feed-forward-outer, but names gates"),
-        ({"training.sharded": True}, r"of which `training.lora_rank` \(4\) leaves next to none: leave one of them out"),
+        ({"training.sharded": True}, r"but `training.lora_rank` \(4\) makes it negligible: leave one of them out"),
     ],
 )
 def test_what_lora_cannot_do_is_refused(
@@ -325,7 +325,7 @@ def test_each_side_has_its_own_vectors(
         ),
         ({"word_vectors.source": "nowhere.txt"}, r"nowhere.txt cannot be read"),
         ({"model.d_model": 64}, r"must be as wide as the model, 64 \(`model.d_model`\), but have 32 numbers"),
-        ({"start_from": "somewhere"}, "`word_vectors` fill embeddings that are random, but those of the model in some"),
+        ({"start_from": "somewhere"}, "`word_vectors` fill random embeddings, but those of the model in some"),
         ({"word_vectors.frozen": True, "training.weight_decay": 0.1}, "which `training.weight_decay` would not: leave"),
         ({"word_vectors.frozen": True, "training.sharded": True}, "which `training.sharded` would not: leave one"),
     ],
@@ -347,7 +347,7 @@ def test_a_task_of_one_text_has_no_target_vectors(toy_corpus: Path, glove: Path,
         "word_vectors.target": str(glove),
         "task.context": 16,
     }
-    with pytest.raises(TransduceError, match=r"`task.kind` = language-model has one text and one matrix of embeddings"):
+    with pytest.raises(TransduceError, match=r"`task.kind` = language-model has one text and one embedding matrix"):
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
 
 
@@ -360,7 +360,7 @@ def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
         for path in (tmp_path / folder / "checkpoints").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1] + b"\0")
     going_on: dict[str, Any] = {"settings": {"training.steps": 2}, "resume": True, **COMPUTING}
-    with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: begin again with --from"):
+    with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: start again with --from"):
         train(out=tmp_path / "whole", **going_on)
     capsys.readouterr()
     train(out=tmp_path / "stored", **going_on)  # its first weights are stored beside

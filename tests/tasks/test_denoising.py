@@ -127,7 +127,7 @@ def test_translation_goes_on_from_its_weights(
             {"tokenizer.kind": "unigram"},
             r"`tokenizer\.kind` is unigram, but the vocabulary in .* has bpe: leave it out",
         ),
-        ({"tokenizer.text": ["more.txt"]}, r"`tokenizer\.text` is for a vocabulary that is learnt, but that of .* is"),
+        ({"tokenizer.text": ["more.txt"]}, r"`tokenizer\.text` is for a vocabulary that is learned, but that of .* is"),
         ({"start_from": "nowhere"}, "nowhere does not exist: name the folder of a model"),
         ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
     ],
@@ -143,7 +143,7 @@ def test_what_contradicts_the_folder_is_refused(
 
 
 def test_a_target_is_refused_where_text_alone_is_learnt_from(toy_settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"A denoising model learns from text alone, but `data\.target` names"):
+    with pytest.raises(TransduceError, match=r"A denoising model learns from text only, but `data\.target` names"):
         train(out=tmp_path / "m", task="denoising", settings=toy_settings, device="cpu", threads=1)
 
 

@@ -101,10 +101,10 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
     with pytest.raises(KeyboardInterrupt):
         train(**request_)
     assert calls == [512, 88]
-    with pytest.raises(TransduceError, match="holds a run already, which stopped before its own training: go on"):
+    with pytest.raises(TransduceError, match="holds a run already, which stopped before its own training: continue"):
         train(**request_)
     without = {name: value for name, value in request_.items() if name != "teacher"}
-    with pytest.raises(TransduceError, match="stopped before its own training: say `--teacher` as before"):
+    with pytest.raises(TransduceError, match="stopped before its own training: pass `--teacher` as before"):
         train(**without, resume=True)
     train(**request_, resume=True)
     assert calls == [512, 88, 88]
@@ -134,16 +134,16 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
         ({"task": "language-model"}, "`data.teacher` means nothing where `task.kind` is language"),
         ({"source": "pairs.tsv"}, "translates files of sentences, a sentence a line: name them with --source"),
         ({"source": None}, "translates files of sentences, a sentence a line: name them with --source"),
-        ({"source": "nowhere.zh"}, r"nowhere.zh does not exist: `data.source` names what the teacher"),
-        ({"target": "text.en"}, r"writes what is learnt, in place of `data.target`: leave one of them out"),
+        ({"source": "nowhere.zh"}, r"nowhere.zh does not exist: `data.source` names the text that the teacher"),
+        ({"target": "text.en"}, r"writes the targets, in place of `data.target`: leave one of them out"),
         ({"teacher": "nowhere"}, "nowhere"),
-        ({"monolingual": "alone.en"}, "`data.monolingual` and `data.teacher` are for a run each"),
+        ({"monolingual": "alone.en"}, "`data.monolingual` and `data.teacher` each need a run"),
         ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
         (
             {"dry_run": True},
             (
-                "`--dry-run` tells what follows from the text, which the teacher is yet to write: "
-                "leave it out, or have it translated first"
+                "`--dry-run` describes a run on a given text, but the teacher has not translated the text yet: "
+                "leave `--dry-run` out, or translate first"
             ),
         ),
     ],

@@ -117,7 +117,7 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
     ("arguments", "message"),
     [
         (["no mask here"], r'There is nothing to fill in "no mask here": put \[MASK\]'),
-        (["[MASK] " * 40], r"A text to fill may have 22 pieces at most, but this one has 40"),
+        (["[MASK] " * 40], r"A text to fill may have 22 tokens at most, but this one has 40"),
         ([""], r'There is nothing to fill in "": put \[MASK\]'),
         (["[MASK]", "--candidates", "0"], "`candidates` must be at least 1, but is 0"),
     ],
@@ -184,7 +184,7 @@ def test_labels_are_no_text_and_an_encoder_has_no_decoder(
     train_run(request)
     said = capsys.readouterr().err
     assert f"as in {pretrained}" in said
-    assert "of the target's pieces spell" not in said
+    assert "of the target's tokens are" not in said
     assert "num_decoder_layers" not in said
 
 
@@ -260,7 +260,7 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     assert not (tmp_path / "none.txt").exists()
     unseen = ["--labels", files["dev_target"], "--probabilities"]
     assert main(["classify", model, files["dev_source"], *unseen, *COMPUTING]) == 2
-    assert "`--probabilities` stand behind labels, but `--labels` prints none" in capsys.readouterr().err
+    assert "`--probabilities` are printed after labels, but `--labels` prints none" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who sings? The cow eats, 7\n")))
     assert main(["classify", model, "--probabilities", "2", *COMPUTING]) == 0
     columns = capsys.readouterr().out.strip().split("\t")
@@ -269,7 +269,7 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     for wrong in (files["dev_source"], "0", "-1"):
         with pytest.raises(SystemExit, match="2"):
             main(["classify", model, f"--probabilities={wrong}"])
-        message = rf"'{re.escape(wrong)}' is no number of labels, 1 or more; a file of texts goes before it"
+        message = rf"'{re.escape(wrong)}' is not a number of labels \(1 or more\); put a file before the option"
         assert re.search(message, capsys.readouterr().err)
 
 
@@ -281,11 +281,11 @@ def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pre
     longer = msgspec.structs.replace(resolved, model=model)
     assert len(begun.kind.plan(corpus, longer)) == len(begun.kind.plan(corpus, resolved))
     without = msgspec.structs.replace(resolved.task, next_sentence=False)
-    with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the model to begin with has 2"):
+    with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the base model has 2"):
         begun.kind.adapt_model(resolved.model, corpus, without)
     for labels, head in ((4, True), (2, False)):  # what has no head for hidden pieces learnt no next sentence
         classes = msgspec.structs.replace(resolved.model, num_labels=labels, masked_language_head=head)
-        with pytest.raises(TransduceError, match=f"the model to begin with tells {labels} classes of texts apart"):
+        with pytest.raises(TransduceError, match=f"the base model distinguishes {labels} classes of texts"):
             begun.kind.adapt_model(classes, corpus, resolved.task)
 
 
@@ -333,7 +333,7 @@ def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
     for side in ("target", "dev_target"):
         path = Path(files[side][0])
         path.write_text("same\n" * len(path.read_text("utf-8").split("\n")[:-1]), encoding="utf-8")
-    with pytest.raises(TransduceError, match=r'two labels at least, but all texts have the label "same"'):
+    with pytest.raises(TransduceError, match=r'at least two labels, but all texts have the label "same"'):
         run(tmp_path / "run", classify_settings(files, model=SMALL, tokenizer={"vocabulary_size": 320}))
 
 
@@ -418,7 +418,7 @@ def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
     assert (tmp_path / "on" / "symbols.txt").read_text("utf-8").split()[0].startswith("⟩")
     for other, start in ((few, trained), (tmp_path / "other.trees", parser_folder)):
         (tmp_path / "other.trees").write_text("(IP (PN I) (VV go))\n" * 60, encoding="utf-8")
-        with pytest.raises(TransduceError, match=r"lacks the piece ⟩.*, which `task.kind` parsing needs for this text"):
+        with pytest.raises(TransduceError, match=r"lacks the token ⟩.*, which `task.kind` parsing needs for this text"):
             run(tmp_path / "off", settings | {"data": {"source": [str(other)]}, "start_from": str(start)})
 
 
@@ -499,7 +499,7 @@ def test_a_batch_of_texts_is_described_by_its_labels(classifier_folder: Path) ->
 def test_one_text_has_one_vocabulary(kind: str, tmp_path: Path) -> None:
     (tmp_path / "text.en").write_text("The dog runs.\n" * 50, encoding="utf-8")
     settings = {"task": {"kind": kind}, "data": {"source": [str(tmp_path / "text.en")]}, "tokenizer": {"joint": False}}
-    with pytest.raises(TransduceError, match=r"`tokenizer\.joint` = false is for a vocabulary on either side"):
+    with pytest.raises(TransduceError, match=r"`tokenizer\.joint` = false is for separate vocabularies"):
         run(tmp_path / "run", settings)
 
 
@@ -594,7 +594,7 @@ def records_of(folder: Path, counts: list[int]) -> dict[str, Any]:
 
 def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: Path) -> None:
     settings = records_of(tmp_path, [1] * 60)
-    with pytest.raises(TransduceError, match=r"each document of this text is a single one: .*next_sentence=false"):
+    with pytest.raises(TransduceError, match=r"each document of this text is a single segment: .*next_sentence=false"):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", settings | {"task": settings["task"] | {"next_sentence": False}})
@@ -602,7 +602,7 @@ def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: 
 
 def test_the_account_tells_of_a_text_whose_stretches_hardly_follow(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path / "run", records_of(tmp_path, [2] * 2 + [1] * 60), dry_run=True)
-    assert re.search(r"task.next_sentence +True +but 3% of stretches have another after them", capsys.readouterr().err)
+    assert re.search(r"task.next_sentence +True +but 3% of segments have another after them", capsys.readouterr().err)
     run(tmp_path / "run", records_of(tmp_path, [3] * 60), dry_run=True)
     assert "task.next_sentence" not in capsys.readouterr().err
 
@@ -629,7 +629,7 @@ def test_a_text_of_too_few_sentences_is_refused_with_their_number(tmp_path: Path
         "tokenizer": {"vocabulary_size": 300},
         "model": SMALL,
     }
-    with pytest.raises(TransduceError, match=r"8 sentences at least, .*, but this one has 5: .* \(`--dev-source`\)"):
+    with pytest.raises(TransduceError, match=r"at least 8 sentences, .*, but this one has 5: .* \(`--dev-source`\)"):
         run(tmp_path / "run", settings)
 
 
@@ -651,8 +651,8 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": {"kind": "parsing"}}, r"Parsing learns from trees: give a treebank"),
-        ({"task": {"kind": "parsing"}, "search": {"beam_size": 2}}, r"Parsing learns from trees: give a treebank"),
+        ({"task": {"kind": "parsing"}}, r"Parsing learns from trees: name a treebank"),
+        ({"task": {"kind": "parsing"}, "search": {"beam_size": 2}}, r"Parsing learns from trees: name a treebank"),
         ({"task": {"kind": "parsing"}, "search": {"n_best": 2}}, r"`search.n_best` does nothing where .* is parsing"),
         (
             {"task": {"kind": "parsing"}, "search": {"max_length": 9}},
@@ -665,7 +665,7 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
         ),
         ({"task": {"kind": "masked-language-model", "context": 4}}, r"`task.context` must be at least 5 here"),
         ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
-        ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: give --source"),
+        ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: name it with --source"),
         ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),
         ({"task": {"kind": "classification"}, "model": {"kind": "decoder"}}, r"takes encoder"),
         ({"task": {"kind": "classification"}, "model": {"tie_output": False}}, r"`model.tie_output` means nothing"),

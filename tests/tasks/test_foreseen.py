@@ -23,24 +23,24 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
             {"model.max_positions": 7},
             r"`model\.max_positions` = 7 means nothing where",
         ),
-        ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which takes"),
+        ({"model.kind": "recurrent", "training.optimizer": "muon"}, r"`training\.optimizer` is muon, which updates"),
         (
             {"model.kind": "recurrent", "model.recurrent_attention": "none", "search.coverage_penalty": 0.2},
-            r"`coverage_penalty` goes by what the decoder attends to, but this model has no attention",
+            r"`coverage_penalty` needs the decoder's cross-attention, but this model has no attention",
         ),
         (
             {"search.generate.forbidden_ids": [-1]},
-            r"`search\.generate\.forbidden_ids` must be the number of a piece, from 0 on, but is -1",
+            r"`search\.generate\.forbidden_ids` must be a token id, at least 0, but is -1",
         ),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
         (
             {"task.kind": "classification", "tokenizer.joint": False},
-            r"`tokenizer\.joint` = false is for a vocabulary on either side, but here is one text with labels",
+            r"`tokenizer\.joint` = false is for separate vocabularies, but classification has one text with labels",
         ),
         (
             {"task.kind": "language-model", "data.target": [], "search.max_length": 5},
-            r"`search\.max_length` does nothing where .* language-model: say it to `transduce generate` each time",
+            r"`search\.max_length` does nothing where .* language-model: pass it to `transduce generate` each time",
         ),
         (
             {"task.kind": "masked-language-model", "data.target": [], "search.sampling.temperature": 0.1},
@@ -102,7 +102,7 @@ def test_a_dev_set_that_learned_positions_have_no_room_for_is_refused(
     dev = {f"data.dev_{name}": [str(tmp_path / f"dev.{side}")] for name, side in (("source", "zh"), ("target", "en"))}
     with pytest.raises(
         TransduceError,
-        match=r"`model\.max_positions` must be at least \d+, as many pieces as a text of the dev set has",
+        match=r"`model\.max_positions` must be at least \d+, as many tokens as a text of the dev set has",
     ):
         train(out=tmp_path / "run", settings=toy_settings | said | dev, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
@@ -129,10 +129,13 @@ def test_a_step_reads_the_text_once_at_most(
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"search.generate.forced_first_id": 99_999}, r"`search\.generate\.forced_first_id` must be a piece .* 99,999"),
+        (
+            {"search.generate.forced_first_id": 99_999},
+            r"`search\.generate\.forced_first_id` must be a token id .* 99,999",
+        ),
         (
             {"search.generate.forbidden_ids": [5, 300]},
-            r"forbidden_ids` must be a piece of the vocabulary, 0 to \d+, but",
+            r"forbidden_ids` must be a token id of the vocabulary, 0 to \d+, but",
         ),
         (
             {"training.batch_tokens": 600, "training.accumulate": 601},
@@ -154,8 +157,8 @@ def test_what_does_nothing_in_a_recurrent_model_is_told(
     own = {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "general"}
     train(out=tmp_path, settings=toy_settings | own, dry_run=True, device="cpu", threads=1)
     told = capsys.readouterr().err
-    assert re.search(r"model.d_ff +64  does nothing: a recurrent model has none", told)
-    assert re.search(r"model.attention_score +general  does nothing: this model has no attention", told)
+    assert re.search(r"model.d_ff +64  has no effect: a recurrent model has none", told)
+    assert re.search(r"model.attention_score +general  has no effect: this model has no attention", told)
     assert "model.num_heads" not in told
 
 

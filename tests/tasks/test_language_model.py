@@ -82,9 +82,7 @@ def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: Write
 
 def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
-    with pytest.raises(
-        TransduceError, match=r"Examples are for models that translate, .* for `language-model`: leave them"
-    ):
+    with pytest.raises(TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"):
         transduce.load(model, examples="some.examples")
     for read in (load_translator, read_model_folder):
         with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
@@ -176,17 +174,17 @@ def test_the_context_is_that_of_the_model_it_begins_with(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data.source": []}, "A language model learns from text: give --source"),
-        ({"data.target": ["b.en"]}, r"learns from text alone, but `data\.target` names b\.en: leave it out"),
+        ({"data.source": []}, "A language model learns from text: name it with --source"),
+        ({"data.target": ["b.en"]}, r"learns from text only, but `data\.target` names b\.en: leave it out"),
         ({"task.noise.share": 0.2}, r"`task\.noise` means nothing where `task\.kind` is language-model"),
         ({"model.kind": "recurrent"}, r"`model\.kind` is recurrent, but `task\.kind` = language-model takes decoder"),
         ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),
-        ({"task.context": 4000}, r"more pieces than `task\.context` \(4,000\), but has "),
+        ({"task.context": 4000}, r"more tokens than `task\.context` \(4,000\), but has "),
         (
             {"data.filters.max_pieces": 9},
             r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
         ),
-        ({"data.format": "tsv"}, r"learns from text alone, but `data\.format` is tsv, for pairs"),
+        ({"data.format": "tsv"}, r"learns from text only, but `data\.format` is tsv, for pairs"),
         ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),
         ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
     ],
@@ -207,7 +205,7 @@ def test_a_run_that_fails_before_its_first_step_can_be_begun_again_in_its_folder
     there.mkdir()
     (there / "notes.txt").write_text("mine", "utf-8")
     for folder in (new, there):
-        with pytest.raises(TransduceError, match=r"more pieces than `task\.context` \(4,000\)"):
+        with pytest.raises(TransduceError, match=r"more tokens than `task\.context` \(4,000\)"):
             begin(text, folder, **{"task.context": 4000})
     assert not new.exists()
     for folder in (new, there):

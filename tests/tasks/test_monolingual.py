@@ -105,10 +105,10 @@ def test_it_goes_on_where_it_stopped_while_it_translated(
         train(**request_)
     assert calls == [512, 88]
     assert not (out / "settings.toml").exists()
-    with pytest.raises(TransduceError, match="holds a run already: go on with --resume"):
+    with pytest.raises(TransduceError, match="holds a run already: continue with --resume"):
         train(**request_)
     without = {name: value for name, value in request_.items() if name != "monolingual"}
-    with pytest.raises(TransduceError, match=r"stopped before its own training: say `--monolingual` as before"):
+    with pytest.raises(TransduceError, match=r"stopped before its own training: pass `--monolingual` as before"):
         train(**without, resume=True)
     train(**request_, resume=True)
     assert calls == [512, 88, 88]
@@ -190,7 +190,7 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
     ("changes", "message"),
     [
         ({"task": "language-model", "target": None}, "`data.monolingual` means nothing where `task.kind` is language"),
-        ({"target": None}, "takes a file for each side: give --source and --target"),
+        ({"target": None}, "takes a file for each side: pass --source and --target"),
         ({"monolingual": "nowhere.en"}, "nowhere.en does not exist: `data.monolingual` names text"),
         ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
         ({"preset": "huge"}, "`preset` must be one of"),
@@ -216,7 +216,7 @@ def test_who_does_not_train_says_so(request_: dict[str, Any], tmp_path: Path) ->
     request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
     with pytest.raises(TransduceError, match=r"`data.monolingual` is for `transduce train` .*: leave it out"):
         prepare_corpus_folder(request)
-    with pytest.raises(TransduceError, match="`--dry-run` tells what a run would begin with: leave `--resume` out"):
+    with pytest.raises(TransduceError, match="`--dry-run` shows what a new run would do: leave `--resume` out"):
         train(**request_, dry_run=True, resume=True)
     assert not request_["out"].exists()
     assert not (tmp_path / "ahead").exists()
@@ -242,6 +242,6 @@ def test_a_dry_run_leaves_nothing(request_: dict[str, Any], capsys: pytest.Captu
     assert train(**request_, dry_run=True) is None
     assert not request_["out"].exists()
     told = capsys.readouterr().err
-    assert "First a model of the other direction" in told
+    assert "First, a reverse model is trained" in told
     assert "data.languages" in told
     assert "translated back" in told

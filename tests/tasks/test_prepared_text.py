@@ -114,9 +114,7 @@ def test_what_was_prepared_for_another_task_is_refused(book: Path, tmp_path: Pat
 def test_a_vocabulary_without_the_tasks_marks_is_refused(book: Path, tmp_path: Path) -> None:
     assert prepare(book, tmp_path / "prepared", "denoising") == 0
     settings = {"task.kind": "denoising", "task.noise.kind": "spans", "data.prepared": str(tmp_path / "prepared")}
-    with pytest.raises(
-        TransduceError, match=r"The vocabulary in .* lacks the piece .*, which the settings of the task"
-    ):
+    with pytest.raises(TransduceError, match=r"The vocabulary in .* lacks the token .*, which the task's settings"):
         train(out=tmp_path / "out", settings=settings, device="cpu", threads=1)
 
 
@@ -133,5 +131,5 @@ def test_shards_of_different_tasks_are_not_merged(book: Path, tmp_path: Path, ca
 @pytest.mark.parametrize("kind", ["parsing", "classification", "time-series"])
 def test_other_tasks_make_their_corpus_themselves(kind: str, book: Path, tmp_path: Path, capsys: Any) -> None:
     assert prepare(book, tmp_path / "prepared", kind) == 2
-    assert f"`task.kind` is {kind}, whose corpus is made when training begins" in capsys.readouterr().err
+    assert f"`task.kind` is {kind}, whose corpus is prepared when training starts" in capsys.readouterr().err
     assert not (tmp_path / "prepared").exists()

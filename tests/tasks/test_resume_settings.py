@@ -49,15 +49,18 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"model": {"d_model": 64}}, r"`model\.d_model` was 32 when this run began, and cannot become 64 on --resume"),
+        (
+            {"model": {"d_model": 64}},
+            r"`model\.d_model` was 32 when this run started, and cannot become 64",
+        ),
         (
             {"search": {"sampling": {"seed": 3}}},
-            r"`search\.sampling\.seed` was not set when this run began, and cannot become 3 on --resume",
+            r"`search\.sampling\.seed` was not set when this run started, and cannot become 3 on --resume",
         ),
-        ({"training": {"seed": 2}}, r"`training\.seed` was 1 when this run began, and cannot become 2"),
+        ({"training": {"seed": 2}}, r"`training\.seed` was 1 when this run started, and cannot become 2"),
         (
             {"training": {"minutes": 2.0}},
-            r"`training\.minutes` was not set when this run began, and cannot become 2\.0",
+            r"`training\.minutes` was not set when this run started, and cannot become 2\.0",
         ),
         (
             {"data": {"source": ["other.zh"]}},

@@ -77,7 +77,7 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
         "falls to zero at the last step",
         "muon  needs half of Adam's steps",
         "1 / d_model (128)",
-        "1.3 / the sum of the rates of",
+        "1.3 / the sum of the learning rates of",
         "Dry run: nothing was trained.",
     ):
         assert line in said
@@ -101,7 +101,7 @@ def test_what_was_said_is_shown_as_said(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data.source": []}, "There is no text to learn from: give --source and --target"),
+        ({"data.source": []}, "There is no text to learn from: name it with --source and --target"),
         ({"data.source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
         ({"data.target": ["nowhere.en"]}, r"nowhere\.en does not exist: check the file's name"),
         ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
@@ -109,7 +109,7 @@ def test_what_was_said_is_shown_as_said(
         ({"model.d_model": 33}, r"`model\.d_model` must be even \(a sine and a cosine a pair\), but is 33"),
         (
             {"model.kind": "recurrent", "training.optimizer": "muon"},
-            r"`training\.optimizer` is muon, which takes the matrices of attention .* but `model\.kind` is recurrent",
+            r"`training\.optimizer` is muon, which updates the matrices of attention .* but `model\.kind` is recurrent",
         ),
         ({"model.num_heads": 5}, r"must be a multiple of `model\.num_heads`, but 32 is not one of 5"),
         ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
@@ -118,7 +118,7 @@ def test_what_was_said_is_shown_as_said(
             {"data.filters.max_pieces": 1},
             r"No pair of .* is left: of .* or change `data\.filters\.max_pieces`, which is 1\.",
         ),
-        ({"model.d_model": 1 << 20}, r"Memory ran out for the model and what training keeps of each weight: lower"),
+        ({"model.d_model": 1 << 20}, r"Memory ran out for the model and its optimizer state: lower"),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_dev_set_that_stands_in_the_training_text_is_told(
         options: dict[str, Any] = {"dev_source": dev[0], "dev_target": dev[1], "dry_run": True, "device": "cpu"}
         train(out=tmp_path / "model", source=files["zh"], target=files["en"], **options)
         said = capsys.readouterr().err.replace("\n", " ")
-        notice = f"Of the dev set's {known + 1} sources, {known} stand in the training text too (first: "
+        notice = f"Of the dev set's {known + 1} sources, {known} also occur in the training text (first: "
         assert (notice in said) == told
 
 
@@ -221,7 +221,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     source, target = write_lines("a.zh", ["我爱你"] * 30), write_lines("a.en", ["I love you"] * 30)
     with pytest.raises(
         TransduceError,
-        match="too few different sources to hold a dev set out of it: give --dev-source and",
+        match="too few different sources to hold a dev set out of it: pass --dev-source and",
     ):
         train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
     assert not (tmp_path / "model").exists()
@@ -236,7 +236,7 @@ def test_the_languages_are_said_and_how_to_name_them(
         shutil.copy(toy_settings[f"data.{side}"][0], tmp_path / f"{side}.text")
     unnamed = toy_settings | {f"data.{side}": [str(tmp_path / f"{side}.text")] for side in ("source", "target")}
     train(out=tmp_path / "run", settings=unnamed, dry_run=True, device="cpu", threads=1)
-    assert re.search(r"data\.languages +\? \?  .* do not tell: say `--languages`", capsys.readouterr().err)
+    assert re.search(r"data\.languages +\? \?  .* suffixes: pass `--languages`", capsys.readouterr().err)
     said = unnamed | {"data.languages": ["zh", "en"]}
     train(out=tmp_path / "run", settings=said, dry_run=True, device="cpu", threads=1)
     assert re.search(r"data\.languages +zh en  as you said\n", capsys.readouterr().err)
@@ -294,7 +294,7 @@ def test_a_mistake_does_not_remove_a_folder_that_was_there(toy_settings: dict[st
 
 def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[str, Any]) -> None:
     weights = (trained / "model.safetensors").stat()
-    with pytest.raises(TransduceError, match="holds a run already: go on with --resume, or name another folder"):
+    with pytest.raises(TransduceError, match="holds a run already: continue with --resume, or name another folder"):
         train(out=trained, settings=toy_settings, device="cpu", threads=1)
     assert (trained / "model.safetensors").stat() == weights
 
@@ -419,7 +419,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     )
     assert first.returncode == 143, said
     assert "(SIGTERM)" in said
-    assert "Everything is saved: go on with --resume." in said
+    assert "Everything is saved: continue with --resume." in said
     stopped_at = load_newest(folder / "checkpoints")[0]
     assert stopped_at is not None
 
@@ -431,7 +431,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
         moments.uniform(0.0, 0.3),
     )
     assert second.returncode == 130, said
-    assert f"Going on after step {stopped_at.state.step}." in said
+    assert f"Resuming after step {stopped_at.state.step}." in said
     # It was stopped after its first validation, so it can translate.
     half_trained = load(folder, precision="fp32", device="cpu", threads=1)
     assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].pieces
@@ -464,9 +464,9 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
 @pytest.mark.parametrize(
     ("setting", "what"),
     [
-        ("data.source", ", which goes on with the text that it had then."),
+        ("data.source", ", which continues with the text as it was then."),
         # The best model by the old text stays the best by a figure that the new one may never reach.
-        ("data.dev_source", ": validations by the new text cannot be compared with those before,"),
+        ("data.dev_source", ": validations on the new text are not comparable with earlier ones,"),
     ],
 )
 def test_resume_tells_that_a_file_has_changed(
@@ -481,7 +481,7 @@ def test_resume_tells_that_a_file_has_changed(
         if change:
             source.write_text(source.read_text("utf-8").replace("我", "你"), encoding="utf-8")
         train(out=folder, resume=True, device="cpu", threads=1)
-        assert (f"{source} has changed since this run began{what}" in capsys.readouterr().err) == change
+        assert (f"{source} has changed since this run started{what}" in capsys.readouterr().err) == change
     if setting == "data.source":
         source.unlink()
         (folder / "text_files.json").unlink()  # as in a run of an earlier version
@@ -489,9 +489,7 @@ def test_resume_tells_that_a_file_has_changed(
 
 
 def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        TransduceError, match=r"typo holds no run to go on with, and no text is named to begin one with"
-    ):
+    with pytest.raises(TransduceError, match=r"typo holds no run to resume, and no text is named to start one"):
         train(out=tmp_path / "typo", resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -500,7 +498,7 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of sums depends on it. One that is said, or that the machine cannot have, wins, and a line says so."""
-    line = "The run goes on, but not bit by bit as it would have without the stop: threads 1 then, 2 now."
+    line = "The run continues, but not bit for bit as without the interruption: threads 1 then, 2 now."
     monkeypatch.setattr("transduce.runtime.machine.usable_cores", lambda: 2)
     for number, (threads, used) in enumerate(((None, 1), (2, 2))):
         folder = tmp_path / str(number)
@@ -530,7 +528,8 @@ def test_more_steps_said_on_resume_are_remembered(
     assert more.step == 5
     assert read_stored(folder / "settings.toml").training.steps == 5
     with pytest.raises(
-        TransduceError, match=r"`training\.steps` must be at least 5, for the run in .* took as many, but is 2"
+        TransduceError,
+        match=r"`training\.steps` must be at least 5, because the run in .* taken as many, but is 2",
     ):
         train(out=folder, steps=2, resume=True, device="cpu", threads=1)
     assert read_stored(folder / "settings.toml").training.steps == 5
@@ -546,7 +545,7 @@ def test_steps_of_a_damaged_checkpoint_do_not_count(toy_settings: dict[str, Any]
     train(settings=settings, **options)
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     (newest / "weights.safetensors").write_bytes(b"damaged")
-    with pytest.raises(TransduceError, match=r"`training\.steps` must be at least 4, for the run .* but is 3"):
+    with pytest.raises(TransduceError, match=r"`training\.steps` must be at least 4, because the run .* but is 3"):
         train(steps=3, resume=True, **options)
     fewer = train(steps=5, resume=True, **options)
     assert fewer is not None
@@ -637,8 +636,8 @@ def test_minutes_become_steps_that_are_kept(
     assert result.steps is not None
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
-    assert f"0.04 minutes are {result.steps:,} steps at the present rate." in said
-    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' rates, once their number", said)
+    assert f"0.04 minutes are {result.steps:,} steps at the current speed." in said
+    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' learning rates, once the number", said)
     assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]
     assert checkpoint is not None

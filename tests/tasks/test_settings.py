@@ -108,7 +108,7 @@ def test_a_number_may_be_written_without_the_zero_that_toml_asks_for(text: str, 
 
 
 def test_steps_and_minutes_together_are_refused() -> None:
-    with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both say when"):
+    with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both set when"):
         make_settings(read_settings(None, ["training.steps=5", "training.minutes=1.5"]))
 
 
@@ -119,9 +119,7 @@ def test_an_assignment_without_form_is_refused(assignment: str) -> None:
 
 
 def test_a_value_where_a_table_should_be_is_refused() -> None:
-    with pytest.raises(
-        TransduceError, match=r"`data\.source` stands in the table `data`, but that was given the value 5"
-    ):
+    with pytest.raises(TransduceError, match=r"`data\.source` belongs to the table `data`, but `data` was set to 5"):
         put_setting({"data": 5}, "data.source", ["x"])
 
 
@@ -160,7 +158,7 @@ def test_settings_are_frozen() -> None:
 
 def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: Path) -> None:
     settings = {"tokenizer.joint": False, "model.tie_source_target": True, "tokenizer.vocabulary_size": 300}
-    with pytest.raises(TransduceError, match="but source and target have vocabularies of their own"):
+    with pytest.raises(TransduceError, match="but source and target have separate vocabularies"):
         train(
             out=tmp_path / "m",
             source=toy_corpus / "train.zh",

@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     assert first.returncode == 0, first.stderr[-3000:]
     second = train_together(after, settings_file, broken, "--resume", "--set", "training.steps=12", *shard)
     assert second.returncode == 0, second.stderr[-3000:]
-    assert "Going on after step 6." in second.stderr
+    assert "Resuming after step 6." in second.stderr
     assert losses(broken) == pytest.approx(losses(whole), abs=1e-5)
 
 

@@ -99,7 +99,7 @@ def test_to_a_masked_language_model_each_text_is_a_document(records: Path, tmp_p
         ("a.jsonl", '{"text": "a"}\nb\n', r"a\.jsonl:2: the line is not a JSON object"),
         ("a.jsonl", '{"text": 3}\n', r'a\.jsonl:1: the object needs the key "text" with text'),
         ("a.jsonl", "", r"a\.jsonl is empty"),
-        ("a.tsv", "a\tb\n", r"a\.tsv has columns, but this task learns from text alone: write one out \(cut -f1 "),
+        ("a.tsv", "a\tb\n", r"a\.tsv has columns, but this task learns from text only: extract one \(cut -f1 "),
     ],
 )
 def test_other_files_are_refused_by_name_and_line(

@@ -212,14 +212,14 @@ def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Fore
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--samples", "5"], "this model foretells no deviations to draw by"),
+        (["--samples", "5"], "this model predicts no deviations to sample from"),
         (["--steps", "0"], "`steps` must be at least 1, but is 0"),
-        (["--seed", "3"], "`--seed` is of use with `--samples` alone"),
-        (["--season", "3"], "`--season` is of use with `--score` alone"),
+        (["--seed", "3"], "`--seed` needs `--samples`"),
+        (["--season", "3"], "`--season` needs `--score`"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),
         (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
-        (["--score", "--last", "5"], "`--last` must be at least 6, the points that are foretold at a time, but is 5"),
-        (["--score", "--last", "0"], "`--last` must be at least 6, the points that are foretold at a time, but is 0"),
+        (["--score", "--last", "5"], "`--last` must be at least 6, the points that are forecast at a time, but is 5"),
+        (["--score", "--last", "0"], "`--last` must be at least 6, the points that are forecast at a time, but is 0"),
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to foretell"),
     ],
 )
@@ -265,7 +265,7 @@ def test_files_of_different_columns_are_refused(table: Path, write_lines: WriteL
 
 
 def test_a_table_without_numbers_needs_no_run(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match="A forecaster learns from tables of numbers: give --source"):
+    with pytest.raises(TransduceError, match="A forecaster learns from tables of numbers: name them with --source"):
         train(out=tmp_path / "out", settings=SETTINGS, device="cpu", threads=1)
 
 
@@ -295,7 +295,7 @@ def test_a_history_that_cannot_be_read_is_refused(forecaster: Forecaster) -> Non
         (np.zeros((2, 30, 3)), r"this one has the shape \(2, 30, 3\)"),
         (np.zeros((30, 2)), r"this one has the shape \(30, 2\)"),
         (np.full((2, 30, 2), np.inf), "finite numbers only"),
-        (np.zeros((0, 30, 2)), "A forecast is of one window or more, but there is none"),
+        (np.zeros((0, 30, 2)), "A forecast needs at least one window, but there is none"),
     ],
 )
 def test_windows_that_cannot_be_read_are_refused(past: Any, message: str, forecaster: Forecaster) -> None:

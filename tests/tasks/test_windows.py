@@ -67,7 +67,7 @@ def test_no_batch_is_larger_than_the_largest() -> None:
 
 
 def test_a_text_that_is_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(TransduceError, match=r"more pieces than `task\.context` \(1,000\), but has 1,000"):
+    with pytest.raises(TransduceError, match=r"more tokens than `task\.context` \(1,000\), but has 1,000"):
         plan(context=1000)
     assert plan(context=999).batch(3, 0).source.tolist() == [list(range(3, 1002))]
 
@@ -78,5 +78,5 @@ def test_validation_reads_a_text_from_its_beginning_to_its_end() -> None:
     assert (inputs == np.arange(3, 3 + 15 * 64)).all()
     assert [len(batch.source) for batch in batches] == [4, 4, 4, 3]
     assert successive_batches(STREAM[:5], context=64, rows=4)[0].target.tolist() == [[4, 5, 6, 7]]
-    with pytest.raises(TransduceError, match="needs two pieces at least"):
+    with pytest.raises(TransduceError, match="needs at least two tokens"):
         successive_batches(STREAM[:1], context=64, rows=4)

@@ -57,7 +57,9 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
     assert choose_kernels("cuda", 1).reason == "there is no Python.h for triton: install Python's headers"
     monkeypatch.setattr("sys.platform", "win32")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
-    assert choose_kernels("cuda", 1) == Choice("torch", "ours are for GPUs since NVIDIA's Ampere")
+    assert choose_kernels("cuda", 1) == Choice(
+        "torch", "the kernels need an NVIDIA GPU of the Ampere generation or later"
+    )
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
     monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: "no ptxas"))
     assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")
@@ -106,7 +108,7 @@ def test_recording_what_is_not_packed(toy_settings: dict[str, Any], tmp_path: Pa
     ignored = ("model.num_encoder_layers", *TARGETS)
     settings = {name: value for name, value in toy_settings.items() if name not in ignored}
     settings |= {"task.kind": "language-model", "training.record": True}
-    with pytest.raises(TransduceError, match=r"but steps of `task.kind` = language-model are not recorded: leave it"):
+    with pytest.raises(TransduceError, match=r"but `task.kind` = language-model does not support recorded steps"):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
 
 
@@ -150,7 +152,7 @@ def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypat
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda:0", processes=2)
     model = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
     check_training(check_settings({"training": {"record": True}}), model, machine)
-    with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.sharded` has no part of the"):
+    with pytest.raises(TransduceError, match=r"is true, but with `training.sharded`, parameters move"):
         check_training(check_settings({"training": {"record": True, "sharded": True}}), model, machine)
     rotary = msgspec.structs.replace(model, positions="rotary")
     with pytest.raises(TransduceError, match=r"`training.record` is true, but batches of such a model are padded"):

@@ -59,7 +59,7 @@ def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
     unknown = {
         # It computes an encoder's states, but none of its heads; and it has no recurrent cells.
         "kind": config.kind not in ("transformer", "decoder"),
-        "norm": config.norm == "batch",
+        "norm": config.norm not in ("layer", "rms"),
         # After a prompt of several pieces its decoders go on with a wrong bias.
         "positions": config.kind == "decoder" and config.positions == "relative",
         "attention_score": config.attention_score == "additive",

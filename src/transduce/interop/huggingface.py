@@ -69,16 +69,17 @@ def automatic_class_for(config: ModelConfig) -> str | None:
     return None if family is None else family.automatic
 
 
-def config_json(config: ModelConfig, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """The content of `config.json`: the class's own keys, and under "transduce" our configuration.
+def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = ()) -> dict[str, Any]:
+    """Return the content of `config.json`: the class's own keys, and under "transduce" our configuration.
 
     Args:
-        config: of the model.
-        labels: the names of its classes; where they are not known, numbers stand for them.
+        config: the model's configuration.
+        labels: the names of the model's classes; empty: numbers.
+        names: the names of the model's parameters and buffers, of which the class must know every one.
     """
     own = {"transduce": msgspec.to_builtins(config)}
     two_sides = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
-    family = family_for(config)
+    family = family_for(config) if has_every_name(names, config) else None
     if family is None:
         return {"model_type": "transduce"} | two_sides | own
     named: dict[str, Any] = {}
@@ -117,9 +118,12 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
 
 
 def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our weights under the names that `model.safetensors` has for them."""
+    """Return our weights under the names that `model.safetensors` has for them.
+
+    A parameter or buffer of a component that the class does not know keeps all tensors under our names.
+    """
     family = family_for(config)
-    if family is None:
+    if family is None or not has_every_name(weights, config):
         return dict(weights)
     stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -132,6 +136,16 @@ def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[
         zeros = torch.zeros(config.target_vocabulary_size)
         stored |= _output_bias_place(names).store(zeros, ())
     return stored
+
+
+def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
+    """Return whether the class of this configuration, if there is one, has a name for every parameter and buffer."""
+    family = family_for(config)
+    if family is None:
+        return True
+    own = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
+    known = _stored_names(family, config).names
+    return all(name in own or name.startswith("classifier.") or find_names(known, name) is not None for name in names)
 
 
 def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:

@@ -39,11 +39,13 @@ from transduce.model.transformer import Transformer
 
 ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
 _KINDS = ("transformer", "encoder", "decoder", "recurrent")
+_NORMS = ("layer", "rms", "batch")
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that have no graph here: those that came later."""
-    return [*(["kind"] if config.kind not in _KINDS else []), *unknown_settings(config)]
+    """Return the names of settings that have no graph here."""
+    unknown = {"kind": config.kind not in _KINDS, "norm": config.norm not in _NORMS}
+    return [*(name for name, is_unknown in unknown.items() if is_unknown), *unknown_settings(config)]
 
 
 def write_onnx(model: Model, folder: Path) -> None:

@@ -58,6 +58,8 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
         scale = (norm.running_variance + norm.epsilon).rsqrt() * norm.weight
         shift = norm.bias - norm.running_mean * scale
         return graph.apply("Add", graph.apply("Mul", x, graph.weight(scale)), graph.weight(shift))
+    if norm is not None and not isinstance(norm, nn.Identity):
+        raise ValueError(f"there is no graph of {type(norm).__name__}")
     return x
 
 

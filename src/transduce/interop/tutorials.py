@@ -56,6 +56,8 @@ _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
     "torch": (_TORCH_ENCODER, _TORCH_DECODER),
     "annotated": (_ANNOTATED_ENCODER, _ANNOTATED_DECODER),
 }
+_ANNOTATED_EPSILON = 1e-6
+_DEFAULT_EPSILON = 1e-5  # ModelConfig's
 # The tutorial's own norm calls its two weights otherwise.
 _RENAMED = ((r"\.a_2$", ".weight"), (r"\.b_2$", ".bias"))
 
@@ -92,7 +94,9 @@ def import_tutorial(
         weights: the model's state_dict; tables of positions in it are left out.
         config: what cannot be read off the weights: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
             whether there is a last norm, ids. Positions must be sinusoidal or none. Ties are found out here.
-        style: `torch` for torch.nn.Transformer's names, `annotated` for those of "The Annotated Transformer".
+        style: `torch` for torch.nn.Transformer's names, `annotated` for those of "The Annotated Transformer". Norms
+            with the tutorial's own weights, `a_2` and `b_2`, follow the tutorial's formula: `norm` becomes `annotated`,
+            and `norm_epsilon` the tutorial's 1e-6 unless `config` has another value than the default.
         names: what stands around the layers.
         interleaved: positions alternate sines and cosines, as the paper and both tutorials have them.
 
@@ -102,6 +106,8 @@ def import_tutorial(
     Raises:
         TransduceError: a weight is missing, left over, or of another shape.
     """
+    if style == "annotated" and any(name.endswith(".a_2") for name in weights):
+        config = _with_its_norm(config)
     given = _renamed(weights)
     source, target = _read(given, names.source), _read(given, names.target)
     output = _read(given, f"{names.output}.weight")
@@ -119,6 +125,12 @@ def import_tutorial(
     if interleaved and config.positions == "sinusoidal":
         found = permute_model_width(found, config, interleaving(config.d_model).argsort())
     return ImportedModel(config, found)
+
+
+def _with_its_norm(config: ModelConfig) -> ModelConfig:
+    is_default = config.norm_epsilon == _DEFAULT_EPSILON
+    epsilon = _ANNOTATED_EPSILON if is_default and config.norm != "annotated" else config.norm_epsilon
+    return msgspec.structs.replace(config, norm="annotated", norm_epsilon=epsilon)
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

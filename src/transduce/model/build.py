@@ -1,5 +1,10 @@
 """From a configuration to a model: the one place that knows which kinds there are."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -14,6 +19,7 @@ Model = Transformer | Encoder | Decoder | Recurrent
 AnyModel = Model | SeriesTransformer
 # Those that read one text and write another.
 EncoderDecoder = Transformer | Recurrent
+Built = TypeVar("Built", bound=AnyModel)
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
     "transformer": Transformer,
     "encoder": Encoder,
@@ -61,3 +67,20 @@ def build_decoder(config: ModelConfig) -> Decoder:
     if isinstance(model, Decoder):
         return model
     raise TransduceError(f"A decoder alone is needed, but `model.kind` is {config.kind}: use another model.")
+
+
+def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
+    """Give a loaded model the buffers that no weights file holds (`persistent=False`), as its constructor makes them.
+
+    A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
+    from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay
+    as they are.
+    """
+    missing = [name for name, buffer in model.named_buffers(remove_duplicate=False) if buffer.is_meta]
+    if not missing:
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        computed = dict(build(model.config).named_buffers(remove_duplicate=False))
+    for name in missing:
+        holder, _, last = name.rpartition(".")
+        setattr(model.get_submodule(holder), last, computed[name])

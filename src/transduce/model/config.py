@@ -9,7 +9,7 @@ from transduce.model.config_rules import check_config
 
 Kind = Literal["transformer", "encoder", "decoder", "recurrent", "series"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh", "reglu"]
-Norm = Literal["layer", "rms", "batch"]
+Norm = Literal["layer", "rms", "batch", "annotated"]
 NormOrder = Literal["pre", "post", "sandwich"]
 Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
 AttentionScore = Literal["scaled", "dot", "general", "additive"]
@@ -99,13 +99,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (swiglu), gelu (geglu, geglu-tanh) or relu (reglu) as in Shazeer 2020."""
 
     norm: Norm = "layer"
-    """LayerNorm, RMSNorm (Zhang and Sennrich 2019), or BatchNorm with running statistics."""
+    """LayerNorm, RMSNorm (Zhang and Sennrich 2019), BatchNorm with running statistics, or the norm of "The Annotated
+    Transformer", which divides by the sample standard deviation plus epsilon (`annotated`)."""
 
     norm_order: NormOrder = "pre"
     """`pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)); `sandwich`: x + norm(f(norm(x)))."""
 
     norm_epsilon: float = 1e-5
-    """The number that a norm adds to the variance."""
+    """The number that a norm adds to the variance, or to the standard deviation for `annotated`."""
 
     final_norm: bool | None = None
     """A norm after the last layer of each stack; None: unless `norm_order` is `post`."""

@@ -36,7 +36,7 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
         not model.training
         and model.source_weight.device.type == "cpu"
         and config.has_plain_attention
-        and config.norm != "batch"
+        and config.norm in ("layer", "rms")
         and config.norm_order != "sandwich"
         and config.key_width == config.value_width
         and config.num_key_value_heads in (None, config.num_heads)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from transduce.model.annotated_norm import AnnotatedNorm
 from transduce.model.config import ModelConfig
 from transduce.model.fused import training_kernels
 
@@ -86,6 +87,8 @@ def build_norm(config: ModelConfig) -> nn.Module:
         return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
     if config.norm == "rms":
         return RMSNorm(config.d_model, eps=config.norm_epsilon)
+    if config.norm == "annotated":
+        return AnnotatedNorm(config.d_model, eps=config.norm_epsilon)
     return LayerNorm(config.d_model, eps=config.norm_epsilon)
 
 

@@ -118,7 +118,8 @@ def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer |
     """The model with other products, made out of this one in float32, which is used up."""
     with torch.no_grad(), torch.device("meta"):
         made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
-    made._modules, made._parameters = model._modules, model._parameters
+    made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
+    made._non_persistent_buffers_set = model._non_persistent_buffers_set
     turns = model.config.positions.startswith("rotary")
     with torch.no_grad():
         made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")

@@ -1,1 +1,1 @@
-"""The model folder on disk, and what runs it."""
+"""Read model folders from disk and run the models: translate, generate, classify, fill masks, parse and forecast."""

@@ -1,4 +1,4 @@
-"""Files of any size, line by line: portions, shards, and what is written for each line."""
+"""Translate files of any size line by line, in portions of lines and in shards of the input."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -13,32 +13,34 @@ from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
 
-# Lines that are sorted by length together and written at once. The same for any number of workers, so that a sentence
-# meets the same others in its batch.
+# Lines that are sorted by length together and written at once. The number does not depend on the number of workers, so
+# that each sentence is always batched with the same others.
 LINES_AT_ONCE = 512
-_LINES_OF_A_GPU = 16 * LINES_AT_ONCE  # whose batches are as much larger
+_LINES_OF_A_GPU = 16 * LINES_AT_ONCE  # GPU batches are larger by the same factor
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done to every line."""
+    """The search settings and constraints that apply to every line of a file."""
 
     search: SearchSettings
+    """The search settings."""
     prefix: str = ""
+    """Text that every translation must start with."""
     phrases: tuple[str, ...] = ()
-    """What every translation contains."""
+    """Phrases that every translation must contain."""
     terms: tuple[Term, ...] = ()
-    """A glossary's."""
+    """Glossary terms."""
     look_again: bool = False
-    """Whether doubtful translations are looked for once more."""
+    """True if translations with quality warnings are decoded again (re-decoding)."""
 
     @property
     def glossary(self) -> Glossary | None:
-        """The terms as a glossary, where there are some: the same object each time."""
+        """Return the terms as a glossary, or None without terms; equal terms give the same cached object."""
         return _glossary(self.terms) if self.terms else None
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One of several shares of the lines: `number`, `number` + `count`, …, counted from 1."""
+    """One of several equal shares of the lines: lines `number`, `number + count`, …, counted from 1."""
 
     number: int = 1
     count: int = 1
@@ -51,17 +53,18 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """Lines that are translated at once."""
+    """A group of lines that are translated together."""
 
     places: list[int]
-    """Their places in the whole input, from 0."""
+    """Indices of the lines in the whole input, from 0."""
     lines: list[str]
     phrases: list[list[str]]
-    """What each one's translation contains, besides the job's phrases."""
+    """The text of each line."""
+    """Phrases that each line's translation must contain, in addition to the job's phrases."""
 
 
 def lines_at_once(device: str) -> int:
-    """How many lines make a portion for this device."""
+    """Return how many lines make a portion on this device."""
     return _LINES_OF_A_GPU if device.startswith("cuda") else LINES_AT_ONCE
 
 
@@ -72,23 +75,23 @@ def portions(
     phrases: Iterable[str] | None = None,
     size: int | None = None,
 ) -> Iterator[Portion]:
-    """The lines of a shard in portions.
+    """Yield the lines of a shard in portions.
 
     Args:
-        lines: of the whole input.
-        shard: which of them; all where nothing is said.
-        phrases: for each line of the whole input, what its translation contains, separated by tabs.
-        size: lines of a portion; LINES_AT_ONCE where nothing is said.
+        lines: all lines of the input.
+        shard: the share of the lines to yield; None: all lines.
+        phrases: for each line of the input, the phrases that its translation must contain, separated by tabs.
+        size: lines in a portion; None: LINES_AT_ONCE.
 
     Raises:
-        TransduceError: there are not as many lines of phrases as of input.
+        TransduceError: the numbers of input lines and of lines of phrases differ.
     """
     share, size = shard or Shard(), size or LINES_AT_ONCE
     portion = Portion([], [], [])
-    for place, (line, terms) in enumerate(_pairs(lines, phrases)):
-        if place % share.count != share.number - 1:
+    for index, (line, terms) in enumerate(_pairs(lines, phrases)):
+        if index % share.count != share.number - 1:
             continue
-        portion.places.append(place)
+        portion.places.append(index)
         portion.lines.append(line)
         portion.phrases.append([term for term in terms.split("\t") if term.strip()])
         if len(portion.lines) == size:
@@ -107,7 +110,7 @@ def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tupl
             shorter = "input" if line is None else "file of phrases"
             raise TransduceError(
                 f"Each line of the input needs a line of phrases, possibly empty, but the {shorter} ends before line "
-                f"{number:,}: give files of equally many lines."
+                f"{number:,}: use files with the same number of lines."
             )
         yield line, terms
 
@@ -118,9 +121,12 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 
 
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
-    """What is written for a portion: a line a translation, or one for each alternative with its number and score."""
+    """Return the output text of a portion: one line for each translation.
+
+    If several alternatives are requested, each has a line with the line number, the text and its score.
+    """
     has_phrases = bool(job.phrases) or any(portion.phrases)
-    phrases = [[*job.phrases, *own] for own in portion.phrases] if has_phrases else None
+    phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
     translations = translator.translate(
         portion.lines,
         job.search,
@@ -137,25 +143,25 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
     return "".join(write(*each) for each in zip(portion.places, translations, strict=True))
 
 
-def _write_best(place: int, translation: Translation) -> str:  # noqa: ARG001
+def _write_best(index: int, translation: Translation) -> str:  # noqa: ARG001
     return f"{translation.text}\n"
 
 
-def _write_alternatives(place: int, translation: Translation) -> str:
-    return "".join(f"{place} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
+def _write_alternatives(index: int, translation: Translation) -> str:
+    return "".join(f"{index} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
 
 
-def translate_portions(translator: Translator, job: Job, waiting: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-    """Each portion with what is written for it, in order."""
-    for portion in waiting:
+def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+    """Yield each portion with its output text, in order."""
+    for portion in portions:
         yield portion, translate_portion(translator, job, portion)
 
 
 def shard_from(text: str) -> Shard:
-    """A shard out of a text such as 1/4.
+    """Parse a shard from a text such as "1/4".
 
     Raises:
-        TransduceError: it is none.
+        TransduceError: the text is not a shard.
     """
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
@@ -164,8 +170,10 @@ def shard_from(text: str) -> Shard:
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
-    """The first lines that are done already, and the portions behind them: the first is the rest of one where portions
-    were shorter when they were done, or the input has grown.
+    """Return the lines that are already translated, and an iterator over the remaining portions.
+
+    If `done` ends inside a portion, the first remaining portion is the rest of that portion. This happens if portions
+    were smaller in the earlier run, or if the input has grown.
     """
     skipped: list[str] = []
     portions_left = iter(waiting)
@@ -173,9 +181,9 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
         portion = next(portions_left, None)
         if portion is None:
             break
-        own = done - len(skipped)
-        skipped += portion.lines[:own]
-        if own < len(portion.lines):
-            rest = Portion(portion.places[own:], portion.lines[own:], portion.phrases[own:])
+        count = done - len(skipped)
+        skipped += portion.lines[:count]
+        if count < len(portion.lines):
+            rest = Portion(portion.places[count:], portion.lines[count:], portion.phrases[count:])
             return skipped, chain([rest], portions_left)
     return skipped, portions_left

@@ -1,4 +1,4 @@
-"""Texts to classes with a trained encoder.
+"""Classify texts with a trained encoder.
 
 Legend: B texts, C classes.
 """
@@ -22,33 +22,36 @@ from transduce.runtime.task_card import read_task_card
 from transduce.text.marks import marks_of
 from transduce.text.tokenizer import Tokenizer
 
-_BATCH_PIECES = 8_192
+_BATCH_TOKENS = 8_192
 
 
 class Classification(msgspec.Struct, frozen=True):
-    """The class of a text."""
+    """The predicted class of a text, with the probabilities of all classes."""
 
     text: str
+    """The classified text."""
     label: str
-    """The likeliest class."""
+    """The most probable class."""
     probability: float
+    """The probability of `label`."""
     probabilities: Mapping[str, float]
-    """Of all classes, the likeliest first."""
+    """The probability of each class, most probable first."""
 
 
 class Classifier:
-    """A model with the names of its classes. Call it with a text or a list of texts."""
+    """An encoder with named classes. Call it with a text or a list of texts."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str], *, length: int) -> None:
-        """
+        """Create a classifier.
+
         Args:
-            model: with as many classes as there are labels.
-            tokenizer: its own.
-            labels: the classes, in the order of the model's.
-            length: pieces that are read of a text, marks included; the rest of a longer one is left out.
+            model: an encoder with as many classes as there are labels.
+            tokenizer: the tokenizer that the model was trained with.
+            labels: names of the classes, in the model's order.
+            length: maximum number of tokens read from a text, including special tokens; longer texts are truncated.
 
         Raises:
-            TransduceError: there are more or fewer labels than classes, or the vocabulary has no marks.
+            TransduceError: the numbers of labels and classes differ, or the vocabulary lacks the special tokens.
         """
         if len(labels) != model.config.num_labels:
             raise TransduceError(
@@ -69,24 +72,24 @@ class Classifier:
     @overload
     def __call__(self, text: list[str] | tuple[str, ...]) -> list[Classification]: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Classification | list[Classification]:
-        """The class of a text, or of each of several; the order is kept."""
+        """Return the class of a text, or of each text in a list, in order."""
         texts = as_texts(text)
         probabilities = self.probabilities(texts)
-        found = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]
-        return found[0] if isinstance(text, str) else found
+        classifications = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]
+        return classifications[0] if isinstance(text, str) else classifications
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str]) -> Tensor:
-        """Of each class for each text, (B, C), float32 on the CPU."""
+        """Return the probability of each class for each text, (B, C), float32 on the CPU."""
         texts = as_texts(texts)
         rows = self.encode(texts)
-        found = torch.empty(len(texts), len(self.labels))
-        for places in of_like_lengths([len(row) for row in rows], _BATCH_PIECES):
-            found[places] = self._logits([rows[place] for place in places]).softmax(dim=-1).cpu()
-        return found
+        probabilities = torch.empty(len(texts), len(self.labels))
+        for batch in of_like_lengths([len(row) for row in rows], _BATCH_TOKENS):
+            probabilities[batch] = self._logits([rows[index] for index in batch]).softmax(dim=-1).cpu()
+        return probabilities
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces that the model reads of each text."""
+        """Return the token ids that the model reads for each text, with special tokens."""
         return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -104,16 +107,16 @@ class Classifier:
 def load_classifier(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Classifier:
-    """Opens the folder of a classifier: trained with `--task classification`, or BERT's or RoBERTa's.
+    """Load a classifier from a model folder: trained with `--task classification`, or a BERT or RoBERTa classifier.
 
     Args:
-        folder: of the model.
-        precision: "fp32", "bf16", or "auto".
-        device: "cpu", "cuda", or "auto".
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: the folder holds no classifier, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "classification", use="Classifying")

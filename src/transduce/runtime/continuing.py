@@ -1,8 +1,9 @@
-"""A decoder alone as search sees it: texts that grow, read through a window that moves along.
+"""Generate text with a decoder-only model: a scorer that re-reads the end of texts longer than the context window.
 
-A decoder knows as many positions as it was trained with. When a text has filled them, the newest half is read anew,
-from the first position on, and the cache grows again from there.
-Legend: B prompts, W texts of each, N rows (B × W), P pieces of the longest prompt, V vocabulary.
+A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
+text into a new cache.
+
+Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,35 +18,38 @@ from transduce.runtime.kernels import install_kernels
 
 
 class ContinuingScorer:
-    """Implements `search.scorer.Scorer` for prompts of pieces, each of one piece at least."""
+    """A scorer for a decoder-only model and prompts of at least one token each. Implements `search.scorer.Scorer`."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, never_written: Sequence[int]
     ) -> None:
-        """Reads the prompts.
+        """Encode the prompts into a decoding state.
 
         Args:
-            model: what continues them.
-            prompts: their pieces.
-            context: pieces that the model sees at a time.
-            never_written: pieces that no text goes on with.
+            model: the decoder.
+            prompts: token ids of each prompt.
+            context: maximum number of tokens that the model attends to.
+            never_written: token ids that are never generated.
         """
         install_kernels()
         self.model = model
         self._project = exact_projection(model)
         self.context = context
         self.width = 1
-        self.texts = [list(prompt) for prompt in prompts]  # N of them, the texts of one prompt side by side
+        self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
         self.never_written = torch.tensor(list(never_written), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
         self.has_begun = False
 
     def step(self, pieces: Tensor) -> Tensor:
-        """Logits of the next piece (B, W, V); before the first one, the newest pieces (B, W) are the prompts' own."""
+        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
+
+        The first call ignores its argument, because the prompts are already in the state.
+        """
         newest = pieces.reshape(-1, 1)  # (N, 1)
         if self.has_begun:
-            for text, piece in zip(self.texts, newest[:, 0].tolist(), strict=True):
-                text.append(piece)
+            for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
+                text.append(token)
             if self.room == 0:
                 self.state = self._read()
             else:
@@ -56,12 +60,13 @@ class ContinuingScorer:
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
-        """(N, 1) to (N, 1, V). Some states project to the vocabulary as well."""
-        of_state: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
-        return self._project(self.state.step(newest)) if of_state is None else of_state(newest)[1]
+        """Run one decoding step: tokens (N, 1) to logits (N, 1, V)."""
+        # Some states also compute the vocabulary projection.
+        step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
+        return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
     def reorder(self, parents: Tensor) -> None:
-        """Text w now continues what was text parents[b, w]; (B, W)."""
+        """Replace text w of each prompt b by its former text parents[b, w], (B, W)."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
@@ -69,16 +74,18 @@ class ContinuingScorer:
             self._keep_rows(rows)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other prompts leave the batch."""
-        places = torch.arange(self.width, device=rows.device)
-        self._keep_rows((rows[:, None] * self.width + places).flatten())
+        """Keep only the prompts with these indices in the batch."""
+        offsets = torch.arange(self.width, device=rows.device)
+        self._keep_rows((rows[:, None] * self.width + offsets).flatten())
 
     def _keep_rows(self, rows: Tensor) -> None:
         self.texts = [list(self.texts[row]) for row in rows.tolist()]
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Reads what fits, with room for as much again where it does not."""
+        """Encode the texts into a new state; of texts longer than the context, only the newest half of the context
+        is read.
+        """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))

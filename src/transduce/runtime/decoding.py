@@ -1,4 +1,4 @@
-"""From pieces to a search: which scorer, which rules, which kind of search the settings ask for."""
+"""Build a search for a batch of sentences from the search settings: its scorer, rules and algorithm."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,16 +33,16 @@ from transduce.text.vocabulary import Vocabulary
 
 
 class Batch(NamedTuple):
-    """Sentences of pieces that are decoded together."""
+    """A batch of tokenized sentences to decode together."""
 
     source_ids: Sequence[Sequence[int]]
-    """With the end symbol."""
+    """Token ids of each source sentence, with the end symbol."""
     prefixes: Sequence[Sequence[int]]
-    """The pieces that each one's hypotheses begin with."""
+    """Token ids that each sentence's hypotheses start with."""
     phrases: Sequence[Sequence[Phrase]]
-    """What each one's translation must contain."""
+    """Phrases that each sentence's translation must contain."""
     places: Sequence[int]
-    """Each one's place in the whole input, which chooses its random numbers where it is sampled."""
+    """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
 
 
 def begin_search(
@@ -54,22 +54,22 @@ def begin_search(
     *,
     examples: Examples | None = None,
 ) -> Search:
-    """A search at its first step.
+    """Return a search that is ready for its first step.
 
     Args:
-        models: one, or several with one vocabulary.
-        vocabulary: the target's.
-        batch: what is to be translated.
-        search: how.
-        more_rules: applied after those that the settings ask for.
-        examples: of the model, where it is one, by which the next pieces are chosen too.
+        models: one model, or several with the same vocabulary (an ensemble).
+        vocabulary: the target vocabulary.
+        batch: the sentences to translate.
+        search: the search settings.
+        more_rules: rules applied after those of the search settings.
+        examples: datastore for kNN retrieval; used only with a single model.
 
     Raises:
-        TransduceError: a model is in training, or has not the attention that the settings ask for.
+        TransduceError: a model is in training mode, or lacks the attention that the settings need.
     """
     if any(model.training for model in models):
         raise TransduceError(
-            "A model in training drops numbers at random, so no translation would come twice: call `eval()` on it."
+            "A model in training mode applies dropout, so its translations are not reproducible: call `eval()` on it."
         )
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
@@ -99,8 +99,8 @@ def begin_search(
         return Walk(scorer, bounds, draw, width=search.n_best, rules=rules)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
-    if plain and (program := find_search_program(scorer, bounds, beam)) is not None:
-        return program
+    if plain and (compiled := find_search_program(scorer, bounds, beam)) is not None:
+        return compiled
     if width == 1:
         divisor = length_penalty if search.generate is None else power_of_length
         return Walk(scorer, bounds, take_best, alpha=search.length_penalty, divisor=divisor, rules=rules)
@@ -114,54 +114,56 @@ def begin_search(
 
 
 def most_sentences(search: SearchSettings, examples: Examples | None) -> int | None:
-    """Sentences of a batch; None: as many as there is room for.
+    """Return the maximum number of sentences in a batch; None: limited by memory only.
 
     Raises:
-        TransduceError: the search does not go together with examples.
+        TransduceError: the search settings cannot be combined with kNN retrieval.
     """
     if examples is None:
         return MOST_SENTENCES if search.strict else None
     if search.strict:
-        raise TransduceError("Strict results are a model's alone, but there are examples: leave them or `strict` out.")
+        raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
     return examples.most_sentences
 
 
 def most_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Pieces of the longest sequence for which all models have positions; without a learned table there is no end."""
+    """Return the length of the longest sequence that all models have positions for; 2**31 without learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
-    """Hypotheses of each sentence of a batch; more than were asked for where phrases have more stages of writing."""
+    """Return the number of hypotheses for each sentence: the beam size, or more if the phrases have more tokens."""
     if search.sampling is not None:
         return search.n_best
-    return max(search.beam_size, *(_pieces_of_all(own) + 1 for own in phrases if own), 1)
+    return max(
+        search.beam_size, *(_least_tokens(sentence_phrases) + 1 for sentence_phrases in phrases if sentence_phrases), 1
+    )
 
 
 def least_pieces(phrase: Phrase) -> int:
-    """How many pieces it takes at least to write a phrase."""
+    """Return the length in tokens of the shortest form of a phrase."""
     return min(map(len, phrase))
 
 
-def _pieces_of_all(phrases: Sequence[Phrase]) -> int:
+def _least_tokens(phrases: Sequence[Phrase]) -> int:
     return sum(map(least_pieces, set(phrases)))
 
 
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """The greatest number of pieces for a sentence: what was said, or room for its prefix and phrases at least.
+    """Return the maximum length of a translation in tokens, with room for its prefix and phrases.
 
-    What nobody said goes no further than `most`, where the model's positions end.
+    If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """
     longest = search.longest(len(source_ids))
-    needed = max(len(prefix) + _pieces_of_all(phrases), search.min_length) + 1  # with the end symbol
+    needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
         return max(min(longest, most), needed)
     if longest < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
-            f"least {needed} pieces, but it is {search.max_length}."
+            f"least {needed} tokens, but it is {search.max_length}."
         )
     return longest
 
@@ -179,7 +181,7 @@ def _scorers(
 
 
 def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:
-    """The rules that the settings ask for, in the order in which they are applied."""
+    """Return the rules of the search settings, in the order of application."""
     rules: list[Rule] = []
     if search.forbidden:
         rules += forbid_texts(tuple(search.forbidden), vocabulary)
@@ -209,10 +211,10 @@ def _selection(
 
 
 def check_prefix(search: SearchSettings, prefix: str) -> None:
-    """Refuses a prefix with a forbidden text in it.
+    """Refuse a prefix that contains a forbidden text.
 
     Raises:
-        TransduceError: it has one.
+        TransduceError: the prefix contains a forbidden text.
     """
     for text in search.forbidden:
         if mentions(prefix, text):
@@ -220,16 +222,16 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
 
 
 def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
-    """Refuses a search that models cannot be asked for; `width` is its beam's.
+    """Refuse search settings that a model does not support; `width` is the number of beam hypotheses.
 
     Raises:
-        TransduceError: it goes by attention that one has not, or names pieces that are none.
+        TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.
     """
     if _follows_attention(search, width) and any(
         config.kind == "recurrent" and config.recurrent_attention == "none" for config in configs
     ):
         raise TransduceError(
-            "`coverage_penalty` goes by what the decoder attends to, but this model has no attention: leave it out."
+            "`coverage_penalty` needs the decoder's cross-attention, but this model has no attention: leave it out."
         )
     if search.generate is not None:
         check_ids(search.generate, configs[0].target_vocabulary_size)
@@ -242,10 +244,15 @@ def _follows_attention(search: SearchSettings, width: int) -> bool:
 def check_phrases(
     search: SearchSettings, phrases: Sequence[str], what: str = "Phrases that a translation must contain"
 ) -> None:
-    """Refuses what cannot be had together with phrases that a translation must contain.
+    """Refuse search settings that cannot be combined with required phrases.
+
+    Args:
+        search: the search settings.
+        phrases: phrases that the translation must contain.
+        what: subject of the error message.
 
     Raises:
-        TransduceError: there are drawn translations, groups of beams, or a phrase with a forbidden text in it.
+        TransduceError: sampling or diverse beam groups are set, or a phrase contains a forbidden text.
     """
     if not phrases:
         return

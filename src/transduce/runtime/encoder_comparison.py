@@ -1,6 +1,6 @@
-"""Is an exported encoder the one that it came from? States and what heads make of them, number by number.
+"""Compare an exported encoder with its original: hidden states and the outputs of its heads.
 
-Legend: L pieces of a row, V vocabulary, D model width, C classes.
+Legend: L tokens of a row, V vocabulary, D model width, C classes.
 """
 
 import math
@@ -19,28 +19,31 @@ _CHOICES = ("logits", "classes")
 
 
 class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How far two encoders agree."""
+    """Statistics of how closely an exported encoder agrees with its original."""
 
     texts: int
-    """Compared."""
+    """Number of texts compared."""
     largest_differences: dict[str, float]
-    """Of each output that both have: states, logits of pieces, the pooled state, logits of classes."""
+    """Largest absolute difference of each output that both encoders have: states, token logits, pooled state, class
+    logits.
+    """
     largest_difference: float
-    """Of all of them."""
+    """Largest absolute difference over all outputs."""
     same_choices: int
-    """Texts with the same best piece at each place and the same best class, ties aside."""
+    """Number of texts with the same most probable token at each position and the same most probable class, up to ties.
+    """
 
     def lines(self, name: str) -> list[str]:
-        """What people read, of the weights that are called so."""
+        """Return the statistics as lines of text; `name` names the weights, such as "float32"."""
         each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
         return [
             f"{name}: largest differences of {each}",
-            f"{name}: {self.same_choices:,} of {self.texts:,} texts have the same best pieces and classes",
+            f"{name}: {self.same_choices:,} of {self.texts:,} texts have the same best tokens and classes",
         ]
 
 
 class _Worst(NamedTuple):
-    """The number of an output that differs most, beside what is allowed."""
+    """The output value with the largest error relative to the tolerance."""
 
     excess: float
     ours: float
@@ -49,7 +52,7 @@ class _Worst(NamedTuple):
 
 
 class EncoderComparison:
-    """Every output of every text."""
+    """The differences between an exported encoder and its original over all outputs of all texts."""
 
     def __init__(self) -> None:
         self._worst: dict[str, _Worst] = {}
@@ -57,10 +60,10 @@ class EncoderComparison:
         self._agreeing: list[bool] = []
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
-        """One output of one text.
+        """Add one output of one text.
 
         Raises:
-            TransduceError: its shape is another one.
+            TransduceError: the shapes differ.
         """
         if ours.shape != theirs.shape:
             raise TransduceError(
@@ -70,18 +73,18 @@ class EncoderComparison:
             )
         difference = np.nan_to_num(np.abs(ours - theirs), nan=math.inf)
         excess = difference / (TOLERANCE * np.maximum(1.0, np.abs(ours) / 10.0))
-        place = np.unravel_index(int(excess.argmax()), excess.shape)
-        found = _Worst(float(excess[place]), float(ours[place]), float(theirs[place]), text)
-        self._worst[name] = max(found, self._worst.get(name, found))
+        index = np.unravel_index(int(excess.argmax()), excess.shape)
+        worst = _Worst(float(excess[index]), float(ours[index]), float(theirs[index]), text)
+        self._worst[name] = max(worst, self._worst.get(name, worst))
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
     def add_choices(self, agreeing: bool) -> None:
-        """Whether one text's best pieces and classes are the same."""
+        """Add whether one text's most probable tokens and classes agree."""
         self._agreeing.append(agreeing)
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """In figures."""
+        """Return the statistics of all differences."""
         return EncoderAgreement(
             texts=len(self._agreeing),
             largest_differences=dict(self._largest),
@@ -90,10 +93,11 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """For an encoder that computes in float32 as we do.
+        """Check an export that computes in float32, like the original.
 
         Raises:
-            TransduceError: a number differs by more than rounding.
+            TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
+                differ.
         """
         output, worst = max(self._worst.items(), key=lambda item: item[1].excess)
         if not worst.excess <= 1.0:
@@ -104,19 +108,19 @@ class EncoderComparison:
             )
         if not all(self._agreeing):
             raise TransduceError(
-                f"The export to {name} was checked and is wrong, so nothing was written: it chooses otherwise in text "
-                f"{self._agreeing.index(False) + 1}; please report this with the model's config.json."
+                f"The export to {name} was checked and is wrong, so nothing was written: its best token or class "
+                f"differs in text {self._agreeing.index(False) + 1}; please report this with the model's config.json."
             )
 
 
 def compare_encoders(own: ExportedEncoder, other: ExportedEncoder, rows: Ids, token_types: Ids) -> EncoderComparison:
-    """Compares two encoders on these rows of pieces; of the outputs those that both have.
+    """Compare the outputs that both encoders have, on rows of token ids.
 
     Args:
-        own: what is right.
-        other: what may not be.
-        rows: pieces, marks included.
-        token_types: the segment of each.
+        own: the original encoder.
+        other: the exported encoder.
+        rows: token ids of each text, with special tokens.
+        token_types: segment id of each token.
     """
     comparison = EncoderComparison()
     for first in range(0, len(rows), _ROWS_AT_ONCE):
@@ -132,6 +136,6 @@ def compare_encoders(own: ExportedEncoder, other: ExportedEncoder, rows: Ids, to
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Whether the best of each row is the same, or as good to the model itself."""
-    chosen = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
-    return bool((ours.max(axis=-1) - chosen <= 2 * TOLERANCE).all())
+    """Return whether both have the same argmax in each row, or a tie within the tolerance."""
+    values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())

@@ -1,4 +1,4 @@
-"""Models that translate together."""
+"""Check that models can translate together as an ensemble."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ from transduce.runtime.folder import ModelFolder
 
 
 def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
-    """Models that translate together must mean the same by each number.
+    """Refuse models whose vocabularies or start tokens differ, which an ensemble cannot combine.
 
     Raises:
-        TransduceError: they do not.
+        TransduceError: the vocabularies or the start tokens differ.
     """
     for folder, content in zip(folders[1:], contents[1:], strict=True):
         if content.tokenizer.fingerprint != contents[0].tokenizer.fingerprint:
@@ -22,6 +22,6 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
             )
         if content.model.config.start_id != contents[0].model.config.start_id:
             raise TransduceError(
-                f"Models that translate together must begin alike, but {folder} starts with piece "
-                f"{content.model.config.start_id} and {folders[0]} with piece {contents[0].model.config.start_id}."
+                f"Models that translate together must begin alike, but {folder} starts with token "
+                f"{content.model.config.start_id} and {folders[0]} with token {contents[0].model.config.start_id}."
             )

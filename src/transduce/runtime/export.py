@@ -1,4 +1,4 @@
-"""Models out to other programs: made in a folder aside, run, compared with the model, and only then named."""
+"""Export a model to another format; the export is run and compared with the model before it gets its final name."""
 
 import contextlib
 import shutil
@@ -27,30 +27,33 @@ __all__ = ["FORMATS", "ExportReport", "export"]
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was exported, and how far it agrees with the model."""
+    """A description of an export, with its agreement with the original model."""
 
     format: str
+    """The export format: "ctranslate2", "onnx" or "huggingface"."""
     quantization: str
+    """Storage type of the weights."""
     out: str
+    """The folder of the export."""
     bytes: int
-    """Of all files."""
+    """Total size of the files."""
     compared_on: str
-    """Where the sentences of the comparison come from."""
+    """Description of the sentences that the models were compared on."""
     float32: Agreement | EncoderAgreement
-    """Of the export with weights as they are."""
+    """Agreement of the export with unquantized weights."""
     quantized: Agreement | EncoderAgreement | None = None
-    """Of the export itself, where its weights are rounded."""
+    """Agreement of the quantized export; None if the weights are not quantized."""
     model_scores: ScoreReport | None = None
-    """Of the model's greedy translations, where there are references."""
+    """Scores of the original model's greedy translations; None without references."""
     export_scores: ScoreReport | None = None
-    """Of the export's."""
+    """Scores of the export's greedy translations; None without references."""
 
     def __str__(self) -> str:
         lines = [f"{self.format}, {self.quantization}, {self.bytes / 1e6:,.1f} MB: {self.out}", self.measured()]
         return "\n".join(lines)
 
     def measured(self) -> str:
-        """What the comparison found, a line each."""
+        """Return the results of the comparison as lines of text."""
         lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
         if self.quantized is not None:
             lines += self.quantized.lines(self.quantization)
@@ -73,20 +76,23 @@ def export(
     references: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ExportReport:
-    """Writes a model for another program, and compares the two before the new folder gets its name.
+    """Export a model to another format and compare it with the original before the new folder gets its name.
 
     Args:
         folder: a model folder.
-        out: a new folder; those above it are made too.
-        to: ctranslate2, onnx or huggingface.
-        quantization: how weights are stored, for CTranslate2: float32 (None), int8, float16, …
-        sources: texts to compare on; where nothing is said, the dev set of the run, its text, or random pieces.
-        references: their translations by people; both are scored then.
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        out: the folder to create, with its parents; it must not exist.
+        to: "ctranslate2", "onnx" or "huggingface".
+        quantization: storage type of the weights, for CTranslate2: None (float32), "int8", "float16", …
+        sources: texts to compare on; None: the run's dev set or training text, or random tokens.
+        references: human translations of `sources`; with them, both models are scored.
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Returns:
+        The agreement of the export with the original, and the scores.
 
     Raises:
-        TransduceError: `out` exists, a package is missing, the other program cannot compute this model, or what it
-            computes is something else. Nothing is left behind then.
+        TransduceError: `out` exists, a package is missing, the target format does not support the model, or the export
+            computes something else. Then nothing is left behind.
     """
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
     quantization = quantization or "float32"
@@ -107,12 +113,12 @@ def export(
         raise TransduceError(
             f"An export to {to} stores weights as {', '.join(exporter.quantizations)}, but not as `{quantization}`."
         )
-    with _folder_aside(out) as aside:
-        return _Export(exporter, original, aside, sources, references).make(to, quantization, out)
+    with _folder_aside(out) as temporary:
+        return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
 
 
 class _Export:
-    """An export on its way."""
+    """An export in progress."""
 
     def __init__(
         self,
@@ -130,7 +136,10 @@ class _Export:
         self.trial = trial_of(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Writes, compares, scores and names it; weights are rounded once the export is right without."""
+        """Write the export, compare and score it, and rename it.
+
+        Weights are quantized only after the float32 export was found correct.
+        """
         model = self._write("float32")
         comparison = self._compare(model)
         comparison.check_equal(self.exporter.title)
@@ -140,7 +149,7 @@ class _Export:
             self.aside.mkdir()
             model = self._write(quantization)
             comparison = self._compare(model)
-            assert isinstance(comparison, Comparison)  # only models that write are rounded
+            assert isinstance(comparison, Comparison)  # only models that generate text are quantized
             comparison.check_close(f"{self.exporter.title} with {quantization}")
             rounded = comparison.agreement
         own_scores, scores = self._scores(model)
@@ -164,15 +173,15 @@ class _Export:
         return self.exporter.open(self.aside, self.trial.texts)
 
     def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
-        own, trial = self.original.own_model(), self.trial
-        if isinstance(own, OwnEncoder):
+        original, trial = self.original.own_model(), self.trial
+        if isinstance(original, OwnEncoder):
             assert isinstance(model, ExportedEncoder)
-            return compare_encoders(own, model, trial.rows, trial.token_types)
+            return compare_encoders(original, model, trial.rows, trial.token_types)
         assert isinstance(model, ExportedModel)
-        return compare_models(own, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
+        return compare_models(original, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Of the model and of the export, both by greedy search, which has no options that could differ."""
+        """Score the greedy translations of the model and of the export."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None
@@ -193,29 +202,30 @@ class _Export:
 
 @contextlib.contextmanager
 def _folder_aside(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, which is gone afterwards unless it was given another name; so are the parents that
-    were made for it.
+    """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
+
+    Parent folders that were created are removed too if they are empty.
     """
-    aside = out.with_name(f".partial-{out.name}")
-    made = [parent for parent in out.parents if not parent.exists()]  # the innermost first
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = out.with_name(f".partial-{out.name}")
+    created = [parent for parent in out.parents if not parent.exists()]  # innermost first
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
     except OSError as error:
         raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
     try:
-        yield aside
+        yield temporary
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        with contextlib.suppress(OSError):  # one holds the export, or what somebody else has put there
-            for parent in made:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # fails if a parent holds the export or other files
+            for parent in created:
                 parent.rmdir()
 
 
-def _put(aside: Path, out: Path) -> None:
-    """Gives a complete folder its name, for good."""
-    for path in aside.iterdir():
+def _put(temporary: Path, out: Path) -> None:
+    """Flush a complete folder to disk and rename it."""
+    for path in temporary.iterdir():
         sync_file(path)
-    sync_folder(aside)
-    aside.rename(out)
+    sync_folder(temporary)
+    temporary.rename(out)
     sync_folder(out.parent)

@@ -1,4 +1,4 @@
-"""What an export is tried on: real texts where there are any, a long one among them, as pieces."""
+"""Choose the texts that an export is compared on: real texts if there are any, with a long one, as token ids."""
 
 import random
 from collections.abc import Sequence
@@ -15,68 +15,72 @@ from transduce.text.foreign import ForeignTokenizer
 from transduce.text.marks import Marks, encode_with_masks, find_marks, ordinary_pieces
 from transduce.text.vocabulary import Vocabulary
 
-# The dev set that lies in the folder of a training run, and the text itself, of which the end may be the dev set.
+# The dev set in a run's folder, and the training text, whose end may be the dev set.
 _CORPORA = (("corpus-dev", "the run's dev set"), ("corpus", "the run's text"))
 _COMPARED_TEXTS = 64
-_READ_TEXTS = 400  # some are blank
+_READ_TEXTS = 400  # more than are compared, because some are blank
 _RANDOM_TEXTS = 32
-_LONG_TEXT = 100  # pieces of one text that is made of several
+_LONG_TEXT_TOKENS = 100  # tokens of one text that is made of several
 _TEXTS_AT_ONCE = 32
-_MORE_PIECES = 50  # of a translation than of its source
+_EXTRA_TOKENS = 50  # a translation may have this many tokens more than its source
 _MASKED_EVERY = 7
 
 
 class Trial(NamedTuple):
-    """Texts, and their pieces as a model of this kind is given them."""
+    """Texts to compare an export on, and their token ids as the model reads them."""
 
     texts: Sequence[str]
     origin: str
-    """Where they come from."""
+    """Description of the texts' origin."""
     rows: Ids
-    """Sources with all that stands around them, prompts without what begins them; what an encoder reads, with marks."""
+    """Token ids: sources with special tokens, prompts without the start token, or encoder inputs with special
+    tokens.
+    """
     token_types: Ids
-    """The segment of each piece, for an encoder."""
+    """Segment id of each token, for an encoder."""
     pieces: Sequence[int]
-    """That random targets are drawn from."""
+    """Token ids that random targets are drawn from."""
     most_pieces: int
-    """That the model may write."""
+    """Maximum number of tokens that the model generates."""
 
 
 def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
-    """What to try an export of a model on.
+    """Choose the texts that an export of a model is compared on.
 
     Args:
         original: the model.
-        sources: texts; where nothing is said, the run's, or random pieces.
+        sources: the texts; None: the run's texts, or random tokens.
     """
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
     special = {config.pad_id, config.eos_id, config.start_id}
-    pieces = [id for id in range(config.target_vocabulary_size) if id not in special]
+    ordinary = [id for id in range(config.target_vocabulary_size) if id not in special]
     if config.kind == "encoder":
-        # A text with a mask, to see how its tokenizer cuts that.
+        # Include a text with a mask, to check how the exported tokenizer splits it.
         marks = find_marks(vocabulary)
         texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.mark_pieces[2]}."]
         rows = [_encoder_row(vocabulary, text, original.longest, marks) for text in texts]
-        types = [[int(config.token_types > 1 and place > len(row) // 2) for place in range(len(row))] for row in rows]
-        return Trial(texts, origin, rows, types, pieces, 0)
+        types = [
+            [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
+        ]
+        return Trial(texts, origin, rows, types, ordinary, 0)
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":
-        # The beginning of each text, with room for what comes after it; of a text without pieces there is none.
+        # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
-        most = min(_MORE_PIECES, original.longest - 1 - max(map(len, rows)))
-        return Trial(texts, origin, rows, [], pieces, most)
+        most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
+        return Trial(texts, origin, rows, [], ordinary, most)
     rows = _closed(vocabulary, encoded, original.longest)
-    most = min(original.longest - 1, max(map(len, rows)) + _MORE_PIECES)
-    return Trial(texts, origin, rows, [], pieces, most)
+    most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    return Trial(texts, origin, rows, [], ordinary, most)
 
 
 def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """What a tokenizer elsewhere must make of texts, with what stands around them."""
+    """Return the token ids that the exported tokenizer must produce, with special tokens."""
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ForeignTokenizer):
         encoded = vocabulary.encode_batch(texts)
-        # A prompt goes on, so nothing stands after it.
+        # A prompt is continued, so no end symbol follows it.
         return [[*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.closed(ids) for ids in encoded]
     marks = find_marks(vocabulary)
     if config.kind == "encoder" and marks is not None:
@@ -87,8 +91,10 @@ def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
 
 
 def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
-    """The texts that a tokenizer elsewhere cuts as ours does: some read a special piece where its name is spelt, all of
-    them may where its characters have no pieces.
+    """Return the texts that the exported tokenizer must split as ours does.
+
+    Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
+    characters. Such texts are left out.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
@@ -103,34 +109,34 @@ def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Sources with all that stands around them, `longest` pieces at most: of a longer one the end is left out."""
-    room = longest - len(vocabulary.before) - len(vocabulary.after)
-    return [vocabulary.closed(row[:room]) for row in rows]
+    """Return sources with special tokens, truncated to `longest` tokens."""
+    most = longest - len(vocabulary.before) - len(vocabulary.after)
+    return [vocabulary.closed(row[:most]) for row in rows]
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Marks | None) -> list[int]:
-    """A text between its marks, some pieces hidden."""
+    """Return a text's token ids with special tokens, with every 7th token masked."""
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
-        marks.mask if place % _MASKED_EVERY == _MASKED_EVERY - 1 else id
-        for place, id in enumerate(encode_with_masks(vocabulary, text))
+        marks.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
+        for position, id in enumerate(encode_with_masks(vocabulary, text))
     ]
     return marks.frame(ids, longest)
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
-    """Greedy translations, of blank lines blank ones."""
+    """Translate sentences by greedy search; blank lines give blank translations."""
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
     sources = _closed(translator.tokenizer.source, encoded, longest)
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
-        numbers = by_length[first : first + _TEXTS_AT_ONCE]
-        most_pieces = min(longest - 1, len(sources[numbers[-1]]) + _MORE_PIECES)
-        found = model.translate([sources[number] for number in numbers], most_pieces)
-        for number, ids in zip(numbers, found, strict=True):
+        batch = by_length[first : first + _TEXTS_AT_ONCE]
+        most_pieces = min(longest - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
+        translations = model.translate([sources[number] for number in batch], most_pieces)
+        for number, ids in zip(batch, translations, strict=True):
             texts[number] = translator.tokenizer.target.decode(ids)
     return texts
 
@@ -139,28 +145,28 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Texts, a long one among them, and where they come from."""
+    """Return texts, including a long one, and a description of their origin."""
     vocabulary = original.tokenizer.source
-    chosen, origin = _real(sources or []), "the sources given"
-    for name, said in _CORPORA:
-        if not chosen:
-            chosen, origin = _real(_stored_texts(original, name)), said
-    if not chosen:
-        chosen, origin = _random_texts(vocabulary), "random pieces"
+    real, origin = _real(sources or []), "the sources given"
+    for name, description in _CORPORA:
+        if not real:
+            real, origin = _real(_stored_texts(original, name)), description
+    if not real:
+        real, origin = _random_texts(vocabulary), "random tokens"
     long: list[str] = []
-    while len(vocabulary.encode(" ".join(long))) < _LONG_TEXT:
-        long.append(chosen[len(long) % len(chosen)])
-    count = "1 sentence" if len(chosen) == 1 else f"{len(chosen):,} sentences"
-    return [*chosen, " ".join(long)], f"{count} of {origin} and a long one made of them"
+    while len(vocabulary.encode(" ".join(long))) < _LONG_TEXT_TOKENS:
+        long.append(real[len(long) % len(real)])
+    count = "1 sentence" if len(real) == 1 else f"{len(real):,} sentences"
+    return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
 
 
 def _real(texts: Sequence[str]) -> list[str]:
-    """The first ones that have something in them."""
+    """Return the first texts that are not blank."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """The first source texts of a corpus that lies in the folder of a training run, or nothing."""
+    """Return the first source texts of a prepared corpus in the run's folder; an empty list if there is none."""
     tokenizer = original.tokenizer
     try:
         corpus = PreparedCorpus.open(original.folder / name, tokenizer)

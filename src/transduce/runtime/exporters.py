@@ -1,4 +1,4 @@
-"""Other programs' forms of a model: how each is written, and opened again to be checked."""
+"""Write a model in another toolkit's format, and load it again so that the export can be checked."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -35,33 +35,33 @@ from transduce.runtime.task_card import TASK_CARD, find_task_card
 from transduce.runtime.untrusted import file_inside
 from transduce.text.foreign import ForeignTokenizer
 
-# What a run has written for people.
+# Files that a run wrote for people to read.
 _DOCUMENTS = ("README.md", "settings.toml")
 
 
 class Exporter(Protocol):
-    """One form of a model."""
+    """A writer and loader of one export format."""
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The format's name in messages."""
 
     @property
     def quantizations(self) -> Sequence[str]:
-        """How its weights can be stored; the first is float32."""
+        """The storage types of weights; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
-        """Writes all files into a folder that is empty."""
+        """Write all files of the export to an empty folder."""
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """What was written, to be run; with texts to try its tokenizer on, where it has one of its own."""
+        """Load the written export for running; `texts` are used to check its tokenizer if it has one."""
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Adds what people read."""
+        """Add documentation with the measured agreement."""
 
 
 class CTranslate2Exporter:
-    """model.bin, config.json, vocabularies; and sentencepiece's files."""
+    """Implements `Exporter` for CTranslate2: model.bin, config.json, vocabularies and sentencepiece files."""
 
     title = "CTranslate2"
     quantizations = QUANTIZATIONS
@@ -70,19 +70,19 @@ class CTranslate2Exporter:
         self.original = original
 
     def write(self, folder: Path, quantization: str) -> None:
-        """By CTranslate2's package.
+        """Write the files with the ctranslate2 package.
 
         Raises:
-            TransduceError: it is not installed, or has no brick for a setting of the model.
+            TransduceError: the package is not installed, or CTranslate2 does not support a setting of the model.
         """
         model = self.original.model
         _check_fits("ctranslate2", "CTranslate2", model.config)
-        assert not isinstance(model, Encoder | Recurrent)  # which do not fit
+        assert not isinstance(model, Encoder | Recurrent)  # _check_fits refuses these
         write_ctranslate2(model, self.original.tokenizer, folder, quantization=quantization)
         _write_vocabularies(self.original, folder)
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:  # noqa: ARG002
-        """CTranslate2's translator or generator."""
+        """Load the export as CTranslate2's translator or generator."""
         original = self.original
         if isinstance(original.model, Decoder):
             return CTranslate2LanguageModel(
@@ -91,12 +91,12 @@ class CTranslate2Exporter:
         return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Writes README.md."""
+        """Write README.md with the measured agreement."""
         _write_readme("ctranslate2", self.original, folder, measured)
 
 
 class OnnxExporter:
-    """encoder.onnx and decoder.onnx, or model.onnx; and sentencepiece's files."""
+    """Implements `Exporter` for ONNX: encoder.onnx and decoder.onnx, or model.onnx, and sentencepiece files."""
 
     title = "ONNX"
     quantizations = ("float32",)
@@ -105,10 +105,10 @@ class OnnxExporter:
         self.original = original
 
     def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Builds the graphs.
+        """Write the ONNX graphs.
 
         Raises:
-            TransduceError: a package is not installed, or a setting of the model has no graph.
+            TransduceError: a package is not installed, or ONNX does not support a setting of the model.
         """
         _check_fits("onnx", "Our ONNX graphs", self.original.config)
         write_onnx(self.original.model, folder)
@@ -117,7 +117,7 @@ class OnnxExporter:
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
-        """By onnxruntime."""
+        """Load the export with onnxruntime."""
         threads = self.original.threads
         if isinstance(self.original.model, Encoder):
             return OnnxEncoder(folder, threads=threads)
@@ -126,14 +126,14 @@ class OnnxExporter:
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Writes README.md."""
+        """Write README.md with the measured agreement."""
         _write_readme("onnx", self.original, folder, measured)
 
 
 class HuggingFaceExporter:
-    """A model folder, which is Hugging Face's where a class fits, without a run's own files.
+    """Implements `Exporter` for Hugging Face: a model folder without the run's other files.
 
-    It is written anew: a folder may be from a time when no class was known for its model.
+    The folder is written anew, because an older version may have written the model before its class was supported.
     """
 
     title = "Hugging Face"
@@ -143,23 +143,23 @@ class HuggingFaceExporter:
         self.original = original
 
     def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Writes the files.
+        """Write the model folder.
 
         Raises:
-            TransduceError: no class fits the model or its tokenizer.
+            TransduceError: no Hugging Face class computes the model or its tokenizer.
         """
         original = self.original
         tokenizer = original.tokenizer
         _check_fits("huggingface", "Hugging Face's classes", original.config)
         self._check_tokenizer()
-        found = (file_inside(original.folder, name) for name in _DOCUMENTS if (original.folder / name).is_file())
+        documents = (file_inside(original.folder, name) for name in _DOCUMENTS if (original.folder / name).is_file())
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
             config=original.config,
             tokenizer=tokenizer,
             languages=original.languages,
-            documents={path.name: path.read_text("utf-8") for path in found} | _task_document(original.folder),
+            documents={path.name: path.read_text("utf-8") for path in documents} | _task_document(original.folder),
         )
         if isinstance(tokenizer, ForeignTokenizer):
             write_kept_files(folder, read_kept_files(original.folder, original.languages))
@@ -169,23 +169,23 @@ class HuggingFaceExporter:
         is_foreign = isinstance(original.tokenizer, ForeignTokenizer)
         if has_kept_files(original.folder) if is_foreign else has_tokenizer(original.tokenizer, original.config):
             return
-        others = _others("huggingface", original.config)
+        alternatives = _other_formats("huggingface", original.config)
         if is_foreign:
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
                 "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
-                f"{others}."
+                f"{alternatives}."
             )
         raise TransduceError(
             "Of Hugging Face's tokenizers only Marian's has a vocabulary for each side, and no composed text "
-            f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {others}."
+            f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {alternatives}."
         )
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """By transformers.
+        """Load the export with transformers and check its tokenizer.
 
         Raises:
-            TransduceError: its tokenizer cuts a text into other pieces than ours.
+            TransduceError: the tokenizer splits a text into other tokens than ours.
         """
         model = self._opened(folder)
         if isinstance(self.original.tokenizer, ForeignTokenizer):
@@ -195,8 +195,8 @@ class HuggingFaceExporter:
         for text, left, right in zip(texts, tokenized(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
                 raise TransduceError(
-                    "The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer cuts "
-                    f'"{text}" into other pieces; please report this with the model\'s tokenizer.json.'
+                    "The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer splits "
+                    f'"{text}" into other tokens; please report this with the model\'s tokenizer.json.'
                 )
         return model
 
@@ -209,7 +209,7 @@ class HuggingFaceExporter:
         )
 
     def describe(self, folder: Path, measured: str) -> None:
-        """The model's own card is there already."""
+        """Write nothing, because the model's README.md is already in the folder."""
 
 
 _EXPORTERS: dict[str, Callable[[Original], Exporter]] = {
@@ -222,10 +222,10 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """The exporter of one of FORMATS.
+    """Return the exporter of one of FORMATS.
 
     Raises:
-        TransduceError: there is none of this name.
+        TransduceError: the format is unknown.
     """
     if name not in _EXPORTERS:
         raise TransduceError(f"A model can be exported to {', '.join(FORMATS)}, but not to `{name}`.")
@@ -233,7 +233,7 @@ def exporter_for(name: str, original: Original) -> Exporter:
 
 
 def formats_for(config: ModelConfig) -> list[str]:
-    """The exports that can have a model."""
+    """Return the names of the formats that support a model."""
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
@@ -243,36 +243,38 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
         remedy = huggingface_remedy(config) if name == "huggingface" else {}
         fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in remedy.items())
-        other = f", or train one with {fitting}" if fitting else ""
-        raise TransduceError(f"{title} cannot compute a model with {values}: {_others(name, config)}{other}.")
+        alternative = f", or train one with {fitting}" if fitting else ""
+        raise TransduceError(
+            f"{title} cannot compute a model with {values}: {_other_formats(name, config)}{alternative}."
+        )
 
 
 def _value(config: ModelConfig, setting: str) -> str:
-    """As TOML has it; where nothing was said, what that means."""
-    chosen: dict[str, object] = {
+    """Return a setting's value in TOML notation; an unset value is replaced by its meaning."""
+    resolved: dict[str, object] = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
         "d_v": config.value_width,
         "final_norm": config.has_final_norm,
     }
-    said = msgspec.structs.asdict(config)
-    if setting in ("projection_bias", "attention_output_bias", "feed_forward_bias") and said[setting] is None:
-        chosen[setting] = config.bias
-    return _as_toml(chosen.get(setting, said[setting]))
+    settings = msgspec.structs.asdict(config)
+    if setting in ("projection_bias", "attention_output_bias", "feed_forward_bias") and settings[setting] is None:
+        resolved[setting] = config.bias
+    return _as_toml(resolved.get(setting, settings[setting]))
 
 
 def _as_toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _others(name: str, config: ModelConfig) -> str:
-    """What is left to do with a model that one program cannot have."""
-    fitting = [other for other in formats_for(config) if other != name]
+def _other_formats(name: str, config: ModelConfig) -> str:
+    """Return the remedy for a model that a format does not support: the formats that do."""
+    fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 
 
 def _write_vocabularies(original: Original, folder: Path) -> None:
-    """What cuts texts into the model's pieces."""
+    """Write the tokenizer's vocabulary files."""
     if isinstance(original.tokenizer, ForeignTokenizer):
         original.tokenizer.save(folder)
     else:
@@ -280,13 +282,13 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
 
 
 def _task_document(folder: Path) -> dict[str, str]:
-    """What says what a model is for, by its name; nothing where nothing does."""
+    """Return the model's task file by name; empty if it has none."""
     card = find_task_card(folder)
     return {} if card is None else {TASK_CARD: card.text()}
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Those of the files that are there, if they are the folder's own."""
+    """Copy the named files that exist, refusing links out of the folder."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

@@ -1,4 +1,4 @@
-"""The model folder: configuration, weights, tokenizer, and a manifest of what was written (`folder_writing.py`)."""
+"""Read a model folder: configuration, weights, tokenizer, and the manifest that `folder_writing.py` wrote."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 from transduce.interop.bounds import check_sizes
 from transduce.interop.huggingface import Place, derived_names, places
-from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model
+from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
@@ -45,25 +45,28 @@ _MOST_SHOWN = 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written: by which versions, and the SHA-256 of each file."""
+    """The manifest of a model folder: the versions that wrote it and the SHA-256 digest of each file."""
 
     format_version: int
     versions: dict[str, str]
+    """Versions of the packages that wrote the folder."""
     source_language: str | None
+    """Code of the source language, if known."""
     target_language: str | None
+    """Code of the target language, if known."""
     sha256: dict[str, list[str]]
-    """One a file; while the weights are replaced they have the digest of the old ones too."""
+    """The digests of each file; while the weights are being replaced, both the old and the new digest are listed."""
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
-    """What is needed to run a model."""
+    """The contents of a model folder."""
 
     model: M
     tokenizer: Tokenizer
     manifest: Manifest
 
 
-# What a person does with a model of a kind.
+# The command that uses each kind of model, for error messages.
 _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
@@ -74,10 +77,10 @@ _USES = {
 
 
 def read_model_folder(folder: Path) -> ModelFolder[Transformer]:
-    """Reads the folder of a Transformer with an encoder and a decoder; otherwise as `read_any_model_folder`.
+    """Read the folder of an encoder-decoder Transformer.
 
     Raises:
-        TransduceError: also where the model is of another kind.
+        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
     """
     content = read_any_model_folder(folder)
     if not isinstance(content.model, Transformer):
@@ -86,10 +89,10 @@ def read_model_folder(folder: Path) -> ModelFolder[Transformer]:
 
 
 def read_encoder_decoder_folder(folder: Path) -> ModelFolder[EncoderDecoder]:
-    """Reads the folder of a model that writes one text from another; otherwise as `read_any_model_folder`.
+    """Read the folder of an encoder-decoder model, a Transformer or a recurrent one.
 
     Raises:
-        TransduceError: also where the model is of another kind.
+        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
     """
     content = read_any_model_folder(folder)
     if not isinstance(content.model, Transformer | Recurrent):
@@ -98,34 +101,34 @@ def read_encoder_decoder_folder(folder: Path) -> ModelFolder[EncoderDecoder]:
 
 
 def read_decoder_folder(folder: Path) -> ModelFolder[Decoder]:
-    """Reads the folder of a language model; otherwise as `read_any_model_folder`.
+    """Read the folder of a decoder-only language model.
 
     Raises:
-        TransduceError: also where the model is of another kind.
+        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
     """
     content = read_any_model_folder(folder)
     if not isinstance(content.model, Decoder):
-        raise _other_kind(folder, content.model.config, "a language model, a decoder alone,")
+        raise _other_kind(folder, content.model.config, "a language model (decoder-only)")
     return ModelFolder(content.model, content.tokenizer, content.manifest)
 
 
-def _other_kind(folder: Path, config: ModelConfig, wanted: str) -> TransduceError:
+def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
     return TransduceError(
-        f"{wanted[0].upper()}{wanted[1:]} is needed here, but the model in {folder} is of the kind `{config.kind}`: "
+        f"{needed[0].upper()}{needed[1:]} is needed here, but the model in {folder} is of the kind `{config.kind}`: "
         f"{_USES[config.kind]}."
     )
 
 
 def model_kind(folder: Path) -> Kind:
-    """The kind of the model in a folder, without its weights.
+    """Return the kind of the model in a folder, without reading its weights.
 
     Raises:
-        TransduceError: its configuration is missing or cannot be read.
+        TransduceError: the configuration is missing or cannot be read.
     """
-    return foreign_kind(folder) if is_foreign(_checked_place(folder)) else _read_config(folder).kind
+    return foreign_kind(folder) if is_foreign(_checked_folder(folder)) else _read_config(folder).kind
 
 
-def _checked_place(folder: Path) -> Path:
+def _checked_folder(folder: Path) -> Path:
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
     if not (folder / CONFIG).is_file():
@@ -137,12 +140,12 @@ def _checked_place(folder: Path) -> Path:
 
 
 def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
-    """Reads a model folder, in float32. Nothing in it is believed before it is checked, and nothing is run.
+    """Read a model folder in float32. Everything is checked before it is used, and no code from the folder is run.
 
     Raises:
-        TransduceError: it is missing, incomplete, damaged, or of a kind or version that this one cannot read.
+        TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
     """
-    if is_foreign(_checked_place(folder)):
+    if is_foreign(_checked_folder(folder)):
         return _read_foreign(folder)
     config = _read_config(folder)
     if config.kind == "series":
@@ -152,7 +155,7 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
 
 
 def was_saved_again(folder: Path) -> bool:
-    """Whether Hugging Face's library opened a model of ours and saved it: elsewhere, or in place of what was there."""
+    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder."""
     if not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
@@ -160,12 +163,12 @@ def was_saved_again(folder: Path) -> bool:
 
 
 def read_saved_again(folder: Path) -> ModelFolder[Model]:
-    """Reads such a folder. The tokenizer is ours, whose files are not saved there.
+    """Read a model folder that transformers saved again, with the tokenizer files that transduce wrote.
 
-    Of a manifest that was there before, which the files are no longer those of, the languages are taken.
+    If the folder still has a manifest, only its languages are used, because the files have changed since.
 
     Raises:
-        TransduceError: they were not copied, or the folder is damaged.
+        TransduceError: the tokenizer files are missing, or the folder is damaged.
     """
     if not (folder / TOKENIZER_CARD).exists():
         raise TransduceError(
@@ -175,31 +178,31 @@ def read_saved_again(folder: Path) -> ModelFolder[Model]:
         )
     config = _read_config(folder)
     model: Model = _read_model(folder, config, build_model)
-    before = _read_manifest(folder) if (folder / MANIFEST).exists() else None
+    old_manifest = _read_manifest(folder) if (folder / MANIFEST).exists() else None
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={},
-        source_language=before.source_language if before else None,
-        target_language=before.target_language if before else None,
+        source_language=old_manifest.source_language if old_manifest else None,
+        target_language=old_manifest.target_language if old_manifest else None,
         sha256={},
     )
     return ModelFolder(model, _read_tokenizer(folder, config), manifest)
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:
-    """Reads the model of a folder that foretells time series; otherwise as `read_any_model_folder`.
+    """Read the model of a folder for time-series forecasting.
 
     Raises:
-        TransduceError: also where the model is of another kind.
+        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
     """
-    config = _read_config(_checked_place(folder))
+    config = _read_config(_checked_folder(folder))
     if config.kind != "series":
         raise _other_kind(folder, config, "a model of time series")
     return _read_own(folder, config, SeriesTransformer)[0]
 
 
 def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
-    """The model of a folder that transduce wrote, and the manifest."""
+    """Read the model and manifest of a folder that transduce wrote."""
     if was_saved_again(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
@@ -210,18 +213,21 @@ def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], 
 
 
 def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
-    read_tensor_entries(folder, WEIGHTS)
     model = _empty_model(folder, config, build)
+    whole_numbers = [name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()]
+    read_tensor_entries(folder, WEIGHTS, whole_numbers=whole_numbers)
     model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
+    compute_unstored_buffers(model, build)
     model.eval()
     return model
 
 
 def _read_foreign(folder: Path) -> ModelFolder[Model]:
-    """A folder of Hugging Face's, read as it is."""
+    """Read a Hugging Face folder directly."""
     foreign = read_foreign_folder(folder)
     model = _empty_model(folder, foreign.model.config, build_model)
     model.load_state_dict(foreign.model.weights, assign=True)
+    compute_unstored_buffers(model, build_model)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={},
@@ -239,7 +245,7 @@ def _read_config(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
     if "transduce" not in content:
         if "model_type" in content:
-            check_foreign(folder)  # which says what can be had in place of it
+            check_foreign(folder)  # raises an error with the alternatives
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         config = msgspec.convert(content["transduce"], ModelConfig)
@@ -250,7 +256,7 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
-    """The model without memory for its weights."""
+    """Build the model on the meta device, without memory for its weights."""
     try:
         with torch.device("meta"):
             return build(config)
@@ -259,7 +265,7 @@ def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """The tokenizer, once its ids are found to be the model's."""
+    """Read the tokenizer and check that its ids match the model's."""
     for name in (TOKENIZER_CARD, *VOCABULARIES):
         if (folder / name).exists() or (folder / name).is_symlink():
             read_bounded(folder, name, MOST_VOCABULARY_BYTES)
@@ -269,15 +275,15 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, place: str) -> None:
-    """Refuses a tokenizer whose ids are not the model's; `place` names the two in a sentence.
+    """Refuse a tokenizer whose ids do not match the model's; `place` names the folder in the error message.
 
     Raises:
-        TransduceError: they are of different models.
+        TransduceError: the vocabulary sizes or the ids of special tokens differ.
     """
     sizes = tokenizer.source.size, tokenizer.target.size
     if sizes != (config.source_vocabulary_size, config.target_vocabulary_size):
         raise TransduceError(
-            f"{place}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} pieces for "
+            f"{place}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} tokens for "
             f"source and target, but its tokenizer has {sizes[0]} and {sizes[1]}: they are of different models."
         )
     for side in (tokenizer.source, tokenizer.target):
@@ -298,12 +304,12 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_checked_manifest(folder: Path) -> Manifest:
-    """The manifest, once every file is found to be what it says."""
+    """Read the manifest and check every file against its digest."""
     manifest = _read_manifest(folder)
     try:
         _check_digests(folder, manifest)
     except TransduceError:
-        # A run may have replaced its weights since the manifest was read; then there is another one now.
+        # A run may have replaced its weights since the manifest was read; then the manifest has changed, too.
         newer = _read_manifest(folder)
         if newer == manifest:
             raise
@@ -313,8 +319,8 @@ def _read_checked_manifest(folder: Path) -> Manifest:
 
 
 def _check_digests(folder: Path, manifest: Manifest) -> None:
-    nothing: dict[str, list[str]] = {WEIGHTS: []}
-    for name, digests in (nothing | manifest.sha256).items():
+    required: dict[str, list[str]] = {WEIGHTS: []}
+    for name, digests in (required | manifest.sha256).items():
         path = file_inside(folder, name)
         if not path.is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
@@ -323,21 +329,25 @@ def _check_digests(folder: Path, manifest: Manifest) -> None:
 
 
 def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str, Tensor]:
-    """Our parameters, and BatchNorm's statistics, from the folder's tensors: all of them and no others."""
+    """Read exactly the model's parameters and BatchNorm statistics from the folder's tensors."""
     weights: dict[str, Tensor] = {}
+    outline = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
-            wanted = places(model.state_dict(), config, present)
-            missing = [part for place in wanted.values() for part in place.names if part not in present]
-            known = {part for place in wanted.values() for part in place.names} | derived_names(config, present)
-            if missing or present - known:
+            locations = places(outline, config, present)
+            missing = [part for location in locations.values() for part in location.names if part not in present]
+            expected = {part for location in locations.values() for part in location.names} | derived_names(
+                config, present
+            )
+            if missing or present - expected:
                 raise TransduceError(
                     f"{path} does not hold the weights of its config.json: missing {_some(missing)}, "
-                    f"unexpected {_some(sorted(present - known))}."
+                    f"unexpected {_some(sorted(present - expected))}."
                 )
-            for name, place in wanted.items():
-                weights[name] = _restore(path, place, {part: file.get_tensor(part) for part in place.names})
+            for name, location in locations.items():
+                parts = {part: file.get_tensor(part) for part in location.names}
+                weights[name] = _restore(path, location, parts, outline[name].dtype)
     except (OSError, SafetensorError) as error:
         raise TransduceError(f"{path} cannot be read: {error}.") from error
     _check_shapes(path, weights, model)
@@ -346,23 +356,29 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
 
 
 def _some(names: list[str]) -> str:
-    """A list for a message, which may not grow for ever with it."""
+    """Format a list of names for a message, shortened if it is long."""
     return f"{names[:_MOST_SHOWN] or 'none'}" + (f" and {len(names) - _MOST_SHOWN} more" * (len(names) > _MOST_SHOWN))
 
 
-def _restore(path: Path, place: Place, parts: Mapping[str, Tensor]) -> Tensor:
-    """Our parameter; the rows of several tensors stand one after another."""
+def _restore(path: Path, location: Place, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a parameter or buffer of the model, joined from the rows of its stored parts.
+
+    Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.
+    """
+    dtype = torch.float32 if dtype.is_floating_point else dtype
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    if shapes and not any(shapes.values()) and len(parts) == 1:
+        return next(iter(parts.values())).to(dtype)
     if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
         raise TransduceError(f"{path}: these tensors must have rows of one length, but have the shapes {shapes}.")
-    return place.restore(list(parts.values())).float()
+    return location.restore(list(parts.values())).to(dtype)
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: AnyModel) -> None:
-    for name, wanted in model.state_dict().items():
-        if weights[name].shape != wanted.shape:
+    for name, expected in model.state_dict().items():
+        if weights[name].shape != expected.shape:
             raise TransduceError(
-                f"{path}: {name} must have the shape {tuple(wanted.shape)} by config.json, but has "
+                f"{path}: {name} must have the shape {tuple(expected.shape)} by config.json, but has "
                 f"{tuple(weights[name].shape)}."
             )
 

@@ -1,7 +1,7 @@
-"""Writing a model folder.
+"""Write a model folder.
 
-Every file is replaced atomically. The weights and their digest are two files, so the manifest lists the old digest
-beside the new one while the weights change: at every moment the folder is consistent.
+Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old and the
+new digest while the weights change. The folder is thus consistent at every moment.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from transduce.text.tokenizer import Tokenizer
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON atomically, indented, UTF-8."""
+    """Write JSON to a file atomically, indented, in UTF-8."""
     write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
@@ -40,18 +40,21 @@ def write_model_folder(
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
 ) -> None:
-    """Writes or replaces a complete model folder.
+    """Write or replace a complete model folder.
 
     Args:
-        folder: where.
-        weights: by our parameter names, float32.
-        config: of the model.
-        tokenizer: its vocabularies; None where it reads numbers.
-        languages: source and target.
-        documents: further text files by name: settings, a card.
+        folder: the folder.
+        weights: the weights by parameter name, float32.
+        config: the model's configuration.
+        tokenizer: the tokenizer; None for a model of time series.
+        languages: language codes of source and target.
+        documents: further text files by name, such as the settings and README.md.
+
+    Raises:
+        TransduceError: the weights cannot be written, for example because the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, config_json(config, labels_among(documents)))
+    write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
     if tokenizer is not None:
         _write_tokenizer(folder, tokenizer, config, languages)
     for name, text in documents.items():
@@ -59,10 +62,12 @@ def write_model_folder(
     partial = folder / f".partial-{WEIGHTS}"
     try:
         save_file(to_folder_names(weights, config), partial, metadata={"format": "pt"})
-    except SafetensorError as error:  # its own for a full disk too
+    except SafetensorError as error:  # also raised if the disk is full
         partial.unlink(missing_ok=True)
-        raise TransduceError(f"{folder / WEIGHTS} cannot be written ({error}): make room, then go on.") from error
-    shutil.copymode(folder / "config.json", partial)  # safetensors lets the owner alone read
+        raise TransduceError(
+            f"{folder / WEIGHTS} cannot be written ({error}): free disk space, then resume."
+        ) from error
+    shutil.copymode(folder / "config.json", partial)  # safetensors creates files that only the owner can read
     new, old = file_sha256(partial), _known_digests(folder)
     _write_manifest(folder, languages, [new, *old])
     replace_file(partial, folder / WEIGHTS)
@@ -80,7 +85,7 @@ def _write_tokenizer(
 
 
 def _known_digests(folder: Path) -> list[str]:
-    """All that the weights in the folder may have: where an earlier writer was killed there are several."""
+    """Return all digests that the manifest lists for the weights; several if an earlier write was interrupted."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])
     except (OSError, msgspec.MsgspecError):
@@ -88,13 +93,13 @@ def _known_digests(folder: Path) -> list[str]:
 
 
 def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    others = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
+    other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
         | {"transduce": version("transduce")},
         source_language=languages[0],
         target_language=languages[1],
-        sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in others},
+        sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in other_files},
     )
     write_json(folder / MANIFEST, manifest)

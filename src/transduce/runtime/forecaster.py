@@ -1,6 +1,6 @@
-"""Forecasts of time series by a trained model.
+"""Forecast time series with a trained model.
 
-Legend: B windows, S points of the past, T points to come, C series, N sampled courses.
+Legend: B windows, S past points, T forecast points, C series, N sampled trajectories.
 """
 
 from collections.abc import Sequence
@@ -23,35 +23,37 @@ from transduce.runtime.summary import summary
 from transduce.runtime.task_card import read_task_card
 
 _WINDOWS_AT_A_TIME = 256
-_MOST_SHOWN = 8  # columns
+_MOST_SHOWN = 8  # in messages
 _DTYPES = {"auto": torch.float32, **DTYPES}
-# Of the courses that are sampled, a tenth lies below the one and a tenth above the other.
+# Quantiles of the sampled trajectories that bound the forecast.
 _LOW, _HIGH = 0.1, 0.9
 
 
 class Forecast(NamedTuple):
-    """What comes next, in the series' own units."""
+    """A forecast in the units of the series."""
 
     columns: tuple[str, ...]
+    """Names of the series."""
     values: Numbers
-    """(T, C), or (B, T, C) for several windows."""
+    """The forecast values, (T, C), or (B, T, C) for several windows."""
     low: Numbers | None = None
-    """Of the same shape: a tenth of the sampled courses lies below,"""
+    """The 10 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
     high: Numbers | None = None
-    """and a tenth above."""
+    """The 90 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
 
 
 class Forecaster:
-    """A model with the scale of its series. Call it with what is known of them, and with how far to look."""
+    """A forecasting model with the scale of its series. Call it with the history and a number of steps."""
 
     def __init__(self, model: SeriesTransformer, card: SeriesCard) -> None:
-        """
+        """Create a forecaster.
+
         Args:
-            model: as many series as the card names.
-            card: names, scale, lengths.
+            model: a model with as many series as the card names.
+            card: names, scale and lengths of the series.
 
         Raises:
-            TransduceError: the model has more or fewer series.
+            TransduceError: the numbers of series differ.
         """
         if model.config.num_series != len(card.columns):
             raise TransduceError(
@@ -66,35 +68,43 @@ class Forecaster:
         return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MOST_SHOWN]), read)
 
     def __call__(self, history: ArrayLike, steps: int | None = None, *, samples: int = 0, seed: int = 1) -> Forecast:
-        """What follows a history.
+        """Forecast the values that follow a history.
 
         Args:
-            history: (N, C) numbers up to now, the newest last, or (N,) where there is one series; at least as many
-                points as the model reads, of which it takes the last. Of a table with names of columns (pandas, polars)
-                those of the series are taken, in whatever order they stand there.
-            steps: points to foretell; as many as training did where nothing is said.
-            samples: so many courses are drawn, and the range that holds the middle 80 % of them is told; the forecast
-                is their mean. 0: none, and each value is the mean given those before it.
-            seed: of the courses.
+            history: past values, (S, C), newest last, or (S,) for a single series. At least as many points as the model
+                reads are needed; only the last ones are used. From a table with column names (pandas, polars), the
+                columns of the series are selected, in any order.
+            steps: number of points to forecast; None: the horizon of training.
+            samples: number of sampled trajectories. The forecast is their mean, with bounds of the middle 80 %. 0: no
+                sampling; each value is the mean given the values before it.
+            seed: random seed of the trajectories.
 
         Returns:
-            (T, C) values.
+            The forecast, with values (T, C).
 
         Raises:
-            TransduceError: the history is too short, of other columns, or not finite.
+            TransduceError: the history is too short, has other columns or is not finite, or an option is out of range.
         """
         past = self._checked_windows(self._one_window(history), history)
-        found = self.forecast_windows(past, self.card.horizon if steps is None else steps, samples=samples, seed=seed)
-        bounds = [None if bound is None else bound[0] for bound in (found.low, found.high)]
-        return Forecast(found.columns, found.values[0], *bounds)
+        forecast = self.forecast_windows(
+            past, self.card.horizon if steps is None else steps, samples=samples, seed=seed
+        )
+        bounds = [None if bound is None else bound[0] for bound in (forecast.low, forecast.high)]
+        return Forecast(forecast.columns, forecast.values[0], *bounds)
 
     @torch.inference_mode()
     def forecast_windows(self, past: Numbers, steps: int, *, samples: int = 0, seed: int = 1) -> Forecast:
-        """The same for several windows at once, (B, S, C) to (B, T, C); the last points of each past are read.
+        """Forecast several windows at once, (B, S, C) to (B, T, C); only the last points of each window are read.
+
+        Args:
+            past: past values of each window, newest last.
+            steps: number of points to forecast.
+            samples: number of sampled trajectories for each window; 0: no sampling.
+            seed: random seed of the trajectories.
 
         Raises:
-            TransduceError: there is no window; the pasts are too short, of other columns, or not finite; an option is
-                out of its range; or the model foretells no deviations to sample by.
+            TransduceError: there is no window; windows are too short, have other columns or are not finite; an option
+                is out of range; or the model predicts no deviations to sample from.
         """
         past = self._checked_windows(past, past)
         steps, samples, seed = self._checked_options(steps, samples, seed)
@@ -102,28 +112,28 @@ class Forecaster:
         if not samples:
             return Forecast(self.card.columns, self._roll(past, steps, None))
         generator = torch.Generator(self.model.head.weight.device).manual_seed(seed)
-        courses = self._roll(np.repeat(past, samples, axis=0), steps, generator)
-        courses = courses.reshape(len(past), samples, steps, -1)  # (B, N, T, C)
-        low, high = np.quantile(courses, [_LOW, _HIGH], axis=1)
-        return Forecast(self.card.columns, courses.mean(axis=1), low, high)
+        trajectories = self._roll(np.repeat(past, samples, axis=0), steps, generator)
+        trajectories = trajectories.reshape(len(past), samples, steps, -1)  # (B, N, T, C)
+        low, high = np.quantile(trajectories, [_LOW, _HIGH], axis=1)
+        return Forecast(self.card.columns, trajectories.mean(axis=1), low, high)
 
     def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
         steps, samples = as_whole(steps, "steps", least=1), as_whole(samples, "samples", least=0)
         seed = as_whole(seed, "seed", least=0, most=2**63 - 1)
         if samples and not self.model.config.foretells_deviations:
             raise TransduceError(
-                f"`samples` is {samples}, but this model foretells no deviations to draw by: train one with "
+                f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
                 "`task.series.likelihood` = gaussian, or leave it out."
             )
         return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
-        """One history as windows, (1, N, C)."""
+        """Return one history as a batch of one window, (1, S, C)."""
         values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
 
     def _by_name(self, history: ArrayLike) -> ArrayLike:
-        """The series of a table whose columns have names; anything else as it is."""
+        """Select the series from a table with named columns; return anything else unchanged."""
         names: list[object] = list(getattr(history, "columns", ()))
         if not any(isinstance(name, str) for name in names):
             return history
@@ -135,11 +145,13 @@ class Forecaster:
                 f"`{missing}`: its columns are {shown}."
             )
         table: Any = history
-        chosen: ArrayLike = table[list(self.card.columns)]
-        return chosen
+        selected: ArrayLike = table[list(self.card.columns)]
+        return selected
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
-        """Windows that the model can read, (B, S, C), which were given in some form."""
+        """Check windows and return them as an array (B, S, C); error messages describe the original argument
+        `given`.
+        """
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(
@@ -147,7 +159,7 @@ class Forecaster:
                 f"one has the shape {np.shape(given)}."
             )
         if not len(values):
-            raise TransduceError("A forecast is of one window or more, but there is none: give one.")
+            raise TransduceError("A forecast needs at least one window, but there is none: pass one.")
         if values.shape[1] < self.card.past:
             raise TransduceError(
                 f"The model reads {self.card.past} points of the past, but the history has {values.shape[1]}: give "
@@ -158,21 +170,21 @@ class Forecaster:
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecasts, a block of windows at a time."""
+        """Forecast windows in blocks of limited size."""
         blocks = range(0, len(past), _WINDOWS_AT_A_TIME)
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """One horizon after another: what was foretold is the past of what comes then."""
-        known, weight = past, self.model.head.weight
-        while known.shape[1] < past.shape[1] + steps:
-            window = known[:, -self.card.past :]
+        """Forecast one horizon after another; each forecast extends the past of the next one."""
+        series, weight = past, self.model.head.weight
+        while series.shape[1] < past.shape[1] + steps:
+            window = series[:, -self.card.past :]
             scale = self.card.scale.of(window)
             inputs = torch.from_numpy(scale.apply(window)).to(device=weight.device, dtype=weight.dtype)
-            wanted = min(self.card.horizon, past.shape[1] + steps - known.shape[1])
-            found = self.model.roll_out(inputs, wanted, generator=generator)
-            known = np.concatenate([known, scale.undo(found.means.double().cpu().numpy())], axis=1)
-        return known[:, past.shape[1] : past.shape[1] + steps]
+            steps_now = min(self.card.horizon, past.shape[1] + steps - series.shape[1])
+            prediction = self.model.roll_out(inputs, steps_now, generator=generator)
+            series = np.concatenate([series, scale.undo(prediction.means.double().cpu().numpy())], axis=1)
+        return series[:, past.shape[1] : past.shape[1] + steps]
 
 
 def _numbers(given: ArrayLike) -> Numbers:
@@ -185,16 +197,16 @@ def _numbers(given: ArrayLike) -> Numbers:
 def load_forecaster(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Forecaster:
-    """Opens the folder of a model that was trained with `--task time-series`.
+    """Load a forecaster from the folder of a model trained with `--task time-series`.
 
     Args:
-        folder: of the model.
-        precision: "fp32", which "auto" is too, or "bf16".
-        device: "cpu", "cuda", or "auto".
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto" (fp32).
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: the folder holds no forecasting model, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
     read_task_card(folder, "time-series", use="Forecasting")
@@ -207,7 +219,7 @@ def load_forecaster(
 
 
 def known_columns(forecast: Forecast) -> Sequence[str]:
-    """The header of a table of a forecast: the series, and where there are bounds two more columns each."""
+    """Return the column names of a forecast's table: each series, followed by its bounds if there are any."""
     if forecast.low is None:
         return forecast.columns
     return tuple(f"{name}{suffix}" for name in forecast.columns for suffix in ("", " low", " high"))

@@ -1,6 +1,7 @@
-"""Hugging Face folders: read from their own files, without transformers, and written as folders of ours.
+"""Read Hugging Face folders from their own files, without the transformers library.
 
-Nothing is unpickled and no code of theirs is run. What the bricks cannot compute is an error that names it.
+Nothing is unpickled and no code from a folder is run. A model that the components here cannot compute is refused with
+an error that names the setting.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,22 +28,23 @@ from transduce.text.foreign import ForeignTokenizer
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
-# Learned tables shorter than this limit what is written; others are hardly ever reached.
+# A learned position table shorter than this limits the length of outputs; longer tables are hardly ever filled.
 _SHORT_TABLE = 512
 
 
 class ForeignFolder(NamedTuple):
-    """A model of another toolkit, as ours."""
+    """A Hugging Face model converted to a transduce model."""
 
     model_type: str
+    """The `model_type` of config.json, such as "marian"."""
     model: ImportedModel
     tokenizer: ForeignTokenizer
     languages: tuple[str | None, str | None]
-    """Source and target, as far as the folder names them."""
+    """Source and target language codes, as far as the folder names them."""
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder holds a model that is not of ours, by its `config.json`."""
+    """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write."""
     if not (folder / "config.json").is_file():
         return False
     content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
@@ -52,19 +54,19 @@ def is_foreign(folder: Path) -> bool:
 
 
 def foreign_kind(folder: Path) -> Kind:
-    """What a Hugging Face folder's model is made of.
+    """Return the kind of a Hugging Face folder's model, such as "transformer".
 
     Raises:
-        TransduceError: it is none that can be imported.
+        TransduceError: the model cannot be imported.
     """
     return FAMILIES[check_foreign(folder)].kind
 
 
 def read_foreign_folder(folder: Path) -> ForeignFolder:
-    """Reads a Hugging Face folder, in float32.
+    """Read a Hugging Face folder in float32.
 
     Raises:
-        TransduceError: a file is missing or damaged, or the model is none that the bricks here compute.
+        TransduceError: a file is missing or damaged, or the model is not supported.
     """
     config = _config(folder)
     model_type = str(config.get("model_type"))
@@ -80,37 +82,37 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
         ids["start_id"] = ids["eos_id"]
     model = import_model(config, _stored_tensors(folder), ids)
     tokenizer = ForeignTokenizer(record)
-    said = files.json("tokenizer_config.json")
+    tokenizer_config = files.json("tokenizer_config.json")
     languages = (
-        _text(said.get("src_lang") or said.get("source_lang")),
-        _text(said.get("tgt_lang") or said.get("target_lang")),
+        _text(tokenizer_config.get("src_lang") or tokenizer_config.get("source_lang")),
+        _text(tokenizer_config.get("tgt_lang") or tokenizer_config.get("target_lang")),
     )
     if record.languages is not None:
-        # What a folder names is only a wish: the tags tell what can be had.
-        known = tuple(language if language in record.languages.tags else None for language in languages)
+        # The folder's languages are only a default; the tokenizer's tags list the available ones.
+        available = tuple(language if language in record.languages.tags else None for language in languages)
         forced = generation.get("forced_bos_token_id")
-        named = next((name for name, id in record.languages.tags.items() if id == forced), None)
-        languages = (known[0], named or known[1])
+        forced_language = next((name for name, id in record.languages.tags.items() if id == forced), None)
+        languages = (available[0], forced_language or available[1])
         tokenizer = tokenizer.for_languages(*languages)
     return ForeignFolder(model_type, model, tokenizer, languages)
 
 
 class ForeignHeads(NamedTuple):
-    """What a Hugging Face encoder is for, by the weights that are there and its configuration."""
+    """The tasks of a Hugging Face encoder, from its weights and configuration."""
 
     masked_language: bool
-    """Pieces that are hidden are found."""
+    """True if the model predicts masked tokens."""
     labels: tuple[str, ...]
-    """The names of the classes, of which a text has one; none where texts are not told apart so."""
+    """Names of the classes of a text classifier; empty for other models."""
     length: int
-    """Pieces that it has positions for."""
+    """Maximum number of tokens, from the position table."""
 
 
 def foreign_heads(folder: Path) -> ForeignHeads | None:
-    """The heads of a Hugging Face folder's encoder; None where the model is of another kind.
+    """Return the heads of a Hugging Face encoder; None for a model of another kind.
 
     Raises:
-        TransduceError: it is none that can be imported, or its weights are missing.
+        TransduceError: the model cannot be imported, or its weights are missing.
     """
     if foreign_kind(folder) != "encoder":
         return None
@@ -123,38 +125,38 @@ def foreign_heads(folder: Path) -> ForeignHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Ours, of what a checked `config.json` says."""
+    """Convert a checked `config.json` to transduce's settings."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
-    """Whether a text has one of several classes: not any number of them, nor a number in place of a class."""
+    """Return whether a classifier assigns exactly one of several classes (no multi-label classifier, no regression)."""
     return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """As `id2label` says; where it does not fit, the numbers that transformers would show."""
-    said = config.get("id2label")
-    named = said if isinstance(said, dict) else {}
-    names = tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(classes))
+    """Return the class names of `id2label`; if they do not fit, the names that transformers shows ("LABEL_0", …)."""
+    id2label = config.get("id2label")
+    labels = id2label if isinstance(id2label, dict) else {}
+    names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
     return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
 
 
 def foreign_context(folder: Path) -> int | None:
-    """How many pieces a Hugging Face folder's language model was made to look back on; None where it does not say.
+    """Return the context length in tokens of a Hugging Face language model; None if the folder does not specify it.
 
     Raises:
-        TransduceError: it cannot be read.
+        TransduceError: the configuration cannot be read.
     """
-    said = _config(folder).get("max_position_embeddings")
-    return said if isinstance(said, int) and said >= 2 else None
+    length = _config(folder).get("max_position_embeddings")
+    return length if isinstance(length, int) and length >= 2 else None
 
 
 def foreign_search_settings(folder: Path) -> SearchSettings:
-    """How a Hugging Face folder wants to be searched.
+    """Return the default search settings of a Hugging Face folder.
 
     Raises:
-        TransduceError: it asks for something that has no counterpart here.
+        TransduceError: the folder uses a search option that transduce does not support.
     """
     config = _config(folder)
     settings = _settings(folder, config)
@@ -165,10 +167,10 @@ def foreign_search_settings(folder: Path) -> SearchSettings:
 
 
 def check_foreign(folder: Path) -> str:
-    """The `model_type` of a Hugging Face folder that can be imported.
+    """Return the `model_type` of a Hugging Face folder that can be imported.
 
     Raises:
-        TransduceError: it is something else.
+        TransduceError: the folder cannot be imported.
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
@@ -193,7 +195,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
     ends = _ends(config)
-    if FAMILIES[model_type].kind == "decoder":  # where the way to generate goes before the model's own word
+    if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
         ends = _ends(generation) or ends
     pad_id = config.get("pad_token_id")
     return ModelIds(
@@ -205,9 +207,9 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     )
 
 
-def _ends(said: Mapping[str, Any]) -> tuple[int, ...]:
-    """All that ends a text, the end symbol first."""
-    value = said.get("eos_token_id")
+def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return all end-of-text token ids, the main one first."""
+    value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
 
@@ -231,7 +233,7 @@ def _text(value: Any) -> str | None:
 
 
 def _stored_tensors(folder: Path) -> StoredTensors:
-    """The tensors of one safetensors file, or of all that an index lists."""
+    """Return the tensors of a safetensors file, or of all files that the index lists; tensors are read on access."""
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
@@ -245,11 +247,11 @@ def _stored_tensors(folder: Path) -> StoredTensors:
         raise _no_weights(folder)
     tensors: dict[str, Callable[[], Tensor]] = {}
     for name in names:
-        tensors |= _tensors_of(file_inside(folder, name))
+        tensors |= _file_tensors(file_inside(folder, name))
     return StoredTensors(tensors, str(folder))
 
 
-def _tensors_of(path: Path) -> dict[str, Callable[[], Tensor]]:
+def _file_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
     if not path.is_file():
         raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
     try:

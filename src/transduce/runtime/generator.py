@@ -1,8 +1,9 @@
-"""Text that goes on: a language model, its tokenizer, and how to search or draw.
+"""Generate text with a language model: its tokenizer, search settings and sampling.
 
-A line feed is a piece of its own, the end symbol, so a text is a row of pieces, and a prompt is the beginning of one.
-Imported models have line feeds among their pieces, and their end symbol ends the whole text.
-Legend: W texts of one prompt, t new pieces so far.
+Transduce's own models end each line with the end symbol, so a text is a sequence of tokens and a prompt is its start.
+Imported models have line-feed tokens, and their end symbol ends the whole text.
+
+Legend: W texts of one prompt, t new tokens so far.
 """
 
 import math
@@ -43,44 +44,47 @@ from transduce.text.vocabulary import Vocabulary
 __all__ = ["Continuation", "Generation", "Generator", "TextScore", "load_generator", "spell"]
 
 USUAL_LENGTH = 200
-# Drawn, a little sharper than the model says: likely texts that are not the same every time.
+# Sampling at a temperature slightly below 1 gives likely but varied texts.
 USUAL_SEARCH = SearchSettings(max_length=USUAL_LENGTH, sampling=SamplingSettings(temperature=0.8))
-_ENDLESS = -1  # an end symbol that is no piece
-# What a search can be asked for with a source alone, and what means that it was not.
-_ONLY_TRANSLATORS = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
-_UNFINISHED = "\ufffd"  # what a character is read as while bytes of it are missing
-_LONGEST_CONTEXT = 1024  # of a model whose positions have no end, and whose folder does not say
+_ENDLESS = -1  # an end-symbol id that no token has
+# Search settings that need a source text, with the values that leave them off.
+_TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
+_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
+_LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """One text that a prompt goes on with."""
+    """A continuation of a prompt."""
 
     text: str
-    """Without the prompt."""
+    """The generated text without the prompt."""
     pieces: tuple[str, ...]
+    """The generated tokens as the vocabulary spells them."""
     piece_log_probabilities: tuple[float, ...]
-    """In nats: the model's own, whatever was drawn from. What is never written (padding, the unknown piece) has no
-    share of the probability here; to `Generator.score` all pieces have theirs.
+    """The model's own log-probability of each token, in nats, before sampling settings are applied.
+
+    Padding and the unknown token have zero probability here, unlike in `Generator.score`.
     """
     score: float
-    """Their sum, over the length penalty where one was asked for."""
+    """Sum of the log-probabilities, divided by the length penalty if one is set."""
     ended: bool
-    """Whether the text's end was reached, or a line's where that was asked for."""
+    """True if the text ended with its end symbol (or its line, with `one_line`), not at the maximum length."""
 
     def __repr__(self) -> str:
         return f"Continuation({self.text!r}, score={self.score:.4f})"
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A prompt, and how it goes on."""
+    """A prompt with its continuations."""
 
     prompt: str
+    """The start of the text."""
     continuations: tuple[Continuation, ...]
-    """As many as were asked for; those of a beam best first."""
+    """As many continuations as requested; from beam search, best first."""
 
     @property
     def text(self) -> str:
-        """The prompt with its first continuation."""
+        """The prompt followed by its first continuation."""
         return self.prompt + self.continuations[0].text
 
     def __str__(self) -> str:
@@ -88,29 +92,31 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class TextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a text was foreseen."""
+    """The probability that a language model assigns to a text."""
 
     pieces: int
+    """Number of tokens scored."""
     characters: int
+    """Number of characters of the text."""
     nats: float
-    """The sum over all pieces of minus the logarithm of their probability."""
+    """Sum of the negative log-probabilities of all tokens, in nats."""
 
     @property
     def perplexity(self) -> float:
-        """Per piece."""
+        """Perplexity per token."""
         return math.exp(min(100.0, self.nats / max(1, self.pieces)))
 
     @property
     def bits_per_character(self) -> float:
-        """What does not depend on how the text is cut into pieces."""
+        """Bits per character, which are comparable between tokenizers."""
         return self.nats / math.log(2.0) / max(1, self.characters)
 
 
 class Generator:
-    """A language model. Call it with the beginning of a text."""
+    """A language model. Call it with the start of a text."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
-        """`context` is how many pieces the model sees at a time."""
+        """Create a generator; `context` is the number of tokens that the model attends to."""
         self.model = model
         self.tokenizer = tokenizer
         self.vocabulary: Vocabulary = tokenizer.target
@@ -122,12 +128,12 @@ class Generator:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return self.model.source_weight.device
 
     @property
     def precision(self) -> str:
-        """fp32, bf16 or int8."""
+        """The precision of the weights: "fp32", "bf16" or "int8"."""
         return precision_of(self.model)
 
     def __call__(
@@ -140,24 +146,24 @@ class Generator:
         search: SearchSettings | None = None,
         one_line: bool = False,
     ) -> Generation:
-        """Continues a text.
+        """Continue a text.
 
         Args:
-            prompt: its beginning; an empty one begins a line.
-            n_best: continuations.
-            max_length: new pieces of each.
-            seed: of what is drawn.
-            search: all options, in place of drawing at temperature 0.8; what is said above goes before it.
-            one_line: a text ends with its line.
+            prompt: the start of the text; an empty prompt starts a new line.
+            n_best: number of continuations.
+            max_length: maximum number of new tokens in each continuation.
+            seed: random seed of sampling.
+            search: search settings; None: sampling at temperature 0.8. The arguments above override them.
+            one_line: end each continuation at the end of its line.
 
         Raises:
-            TransduceError: an option is out of its range, or not for a language model.
+            TransduceError: an option is out of range or not supported by language models.
         """
-        chosen = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
+        settings = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
-        with torch.inference_mode(), explaining_exhaustion(chosen):
-            (found,) = run(self._begin(ids, chosen, one_line=one_line), self._observer(one_line=one_line))
-        continuations = (self._continuation(ids, each, chosen, one_line=one_line) for each in found)
+        with torch.inference_mode(), explaining_exhaustion(settings):
+            (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line))
+        continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
 
     def stream(
@@ -169,101 +175,108 @@ class Generator:
         seed: int | None = None,
         one_line: bool = False,
     ) -> Iterator[str]:
-        """A continuation as it grows: pieces of text. Whoever stops asking stops the search.
+        """Yield a continuation while it is generated, in parts of text; closing the iterator stops the search.
 
-        A beam has nothing certain before its end, so it yields everything at once. The arguments are those of a call,
-        for one continuation.
+        Beam search yields the whole text at its end, because no part is final before.
+
+        Args:
+            prompt: the start of the text.
+            search: search settings; None: sampling at temperature 0.8.
+            max_length: maximum number of new tokens.
+            seed: random seed of sampling.
+            one_line: end the continuation at the end of its line.
 
         Raises:
-            TransduceError: an option is out of its range.
+            TransduceError: an option is out of range.
         """
-        chosen = self._settings(search or USUAL_SEARCH, n_best=1, max_length=max_length, seed=seed)
+        settings = self._settings(search or USUAL_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
-        progress, observer = self._begin(ids, chosen, one_line=one_line), self._observer(one_line=one_line)
+        progress, observer = self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line)
         while len(progress.rows):
-            with torch.inference_mode():  # not while the caller has its turn
+            with torch.inference_mode():  # inference mode must not stay on while the caller runs
                 progress.advance()
                 text = shown
                 if len(progress.rows):
-                    found = progress.hypotheses()
-                    text = self._new_text(ids, found[0, 0].tolist()) if found.shape[1] == 1 else shown
+                    hypotheses = progress.hypotheses()
+                    text = self._new_text(ids, hypotheses[0, 0].tolist()) if hypotheses.shape[1] == 1 else shown
                     if observer is not None:
                         text = text.split("\n")[0]
-                        progress.give_up(observer.after_step(progress.rows, found))
+                        progress.give_up(observer.after_step(progress.rows, hypotheses))
             text = text.rstrip(_UNFINISHED)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
-        text = self._continuation(ids, progress.found()[0][0], chosen, one_line=one_line).text
+        text = self._continuation(ids, progress.found()[0][0], settings, one_line=one_line).text
         if text.startswith(shown) and text != shown:
             yield text[len(shown) :]
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
-        """How probable a text is: every piece of it, given those before it, through windows that overlap by half."""
+        """Score a text: each token given those before it, in windows of the context length that overlap by half."""
         ids, model = self._scored_ids(text), decoded_model(self.model)
-        nats, known = 0.0, 1  # the line's end before the text is given
-        while known < len(ids):
-            start = max(0, known - 1 - self.context // 2)
+        nats, scored = 0.0, 1  # the first token is the line start and is not scored
+        while scored < len(ids):
+            start = max(0, scored - 1 - self.context // 2)
             stop = min(len(ids), start + self.context + 1)
             inputs = torch.tensor([ids[start : stop - 1]], device=self.device)
-            labels = torch.tensor(ids[known:stop], device=self.device)
-            logits = model(inputs)[0, known - 1 - start :].float()  # (stop - known, V)
+            labels = torch.tensor(ids[scored:stop], device=self.device)
+            logits = model(inputs)[0, scored - 1 - start :].float()  # (stop - scored, V)
             nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
-            known = stop
+            scored = stop
         return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The pieces of a text as in training: a line begins after the end of another, or with what a model of another
-        toolkit has before each. Of an imported model they are its tokenizer's, line feeds too.
+        """Return the token ids of a text as in training.
+
+        Each line starts after the end symbol of another line, or with the tokens that an imported tokenizer puts before
+        a text. For imported models with line-feed tokens, the ids are those of their tokenizer.
         """
         if self.vocabulary.keeps_line_feeds:
             ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
             return ids or [self.model.config.start_id]
-        end, before = self.vocabulary.eos_id, self.vocabulary.before
-        first, *others = self.vocabulary.encode_batch(as_text(text).split("\n"))
-        start = before or (end,)
-        return [*start, *first, *(piece for line in others for piece in (end, *before, *line))]
+        end, start_tokens = self.vocabulary.eos_id, self.vocabulary.before
+        first, *other_lines = self.vocabulary.encode_batch(as_text(text).split("\n"))
+        start = start_tokens or (end,)
+        return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
 
     def _scored_ids(self, text: str) -> list[int]:
-        """The same after a piece at least, so that the first of the text's own is foreseen too."""
+        """Return the token ids of a text after at least one start token, so that its first token is scored, too."""
         begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
         return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
     def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
-        said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-        asked = msgspec.structs.asdict(checked_search(search))
-        for name, usual in _ONLY_TRANSLATORS.items():
-            if asked[name] != usual:
+        overrides: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        values = msgspec.structs.asdict(checked_search(search))
+        for name, default in _TRANSLATION_ONLY.items():
+            if values[name] != default:
                 raise TransduceError(
-                    f"`{name}` is for models that translate, but here it is {asked[name]} for a language model: leave "
+                    f"`{name}` is for models that translate, but here it is {values[name]} for a language model: leave "
                     "it out."
                 )
         sampling = search.sampling
         if seed is not None:
             if sampling is None:
                 raise TransduceError(
-                    f"`seed` is of what is drawn, but is {seed} where `search` draws nothing: leave it out, or say "
-                    "`sampling`."
+                    f"`seed` is {seed}, but `search` does not sample: leave `seed` out, or set `sampling`."
                 )
             sampling = msgspec.structs.replace(sampling, seed=seed)
-        if search.max_length is None and "max_length" not in said:
-            said["max_length"] = USUAL_LENGTH
-        return msgspec.structs.replace(search, sampling=sampling, **said)
+        if search.max_length is None and "max_length" not in overrides:
+            overrides["max_length"] = USUAL_LENGTH
+        return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
     def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
-        """A search at its first step."""
+        """Return a search that is ready for its first step."""
         vocabulary = self.vocabulary
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:
             raise TransduceError(
                 f"`min_length` keeps a text from ending, but is {search.min_length} where only `max_length` ends it: "
-                "leave it out, or say `one_line`."
+                "leave it out, or set `one_line`."
             )
         with torch.inference_mode():
-            line_feed = vocabulary.id("<0x0A>")  # or the unknown piece: a line's end is the end symbol
+            line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
-            never = [] if vocabulary.keeps_line_feeds else never  # its makers forbid none
+            never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
             scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
         assert search.max_length is not None
@@ -280,13 +293,18 @@ class Generator:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
-        """What ends a search with the first line, where line feeds are pieces like others."""
+        """Return an observer that ends the search after the first line; None unless line feeds are ordinary tokens."""
         return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
 
     def _continuation(
-        self, prompt_ids: Sequence[int], found: Hypothesis, search: SearchSettings, *, one_line: bool
+        self, prompt_ids: Sequence[int], hypothesis: Hypothesis, search: SearchSettings, *, one_line: bool
     ) -> Continuation:
-        ids, values, score, ended = list(found.ids), found.piece_log_probabilities, found.score, found.ended
+        ids, values, score, ended = (
+            list(hypothesis.ids),
+            hypothesis.piece_log_probabilities,
+            hypothesis.score,
+            hypothesis.ended,
+        )
         text = self._new_text(prompt_ids, ids)
         if one_line and (count := _first_line(ids, self.vocabulary)) is not None:
             ids, values, ended = ids[:count], values[:count], True
@@ -295,22 +313,25 @@ class Generator:
         return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """What new pieces spell after the prompt's: its last line decides whether a space comes first."""
+        """Return the text that new tokens add to the prompt.
+
+        The prompt's last line determines whether a space comes first.
+        """
         end = self.vocabulary.eos_id
-        begun = list(prompt_ids)
-        last_line = begun[len(begun) - begun[::-1].index(end) :] if end in begun else begun
-        before = spell(last_line, self.vocabulary)
-        return spell([*last_line, *ids], self.vocabulary)[len(before) :]
+        prompt = list(prompt_ids)
+        last_line = prompt[len(prompt) - prompt[::-1].index(end) :] if end in prompt else prompt
+        prompt_text = spell(last_line, self.vocabulary)
+        return spell([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
 
 
 class _FirstLine:
-    """Implements `Observer`: a search is over once each of its hypotheses has a line feed, or has ended."""
+    """Implements `Observer`: ends a search once each hypothesis has a line feed or has ended."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        """The prompts that are done."""
+        """Return the indices of the prompts that finished at this step."""
         return [
             row for row, texts in zip(rows.tolist(), pieces.tolist(), strict=True) if all(map(self._is_done, texts))
         ]
@@ -320,14 +341,14 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """How many pieces it takes to write a line and its line feed; None where there is none."""
+    """Return the number of tokens up to and including the first line feed; None if there is none."""
     if not vocabulary.keeps_line_feeds:
         return None
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
 
 
 def spell(ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """The text of pieces, where the end symbol is a line's end."""
+    """Return the text of token ids, with end symbols as line ends."""
     lines: list[list[int]] = [[]]
     for id in ids:
         if id == vocabulary.eos_id:
@@ -344,16 +365,16 @@ def load_generator(
     device: str = "auto",
     threads: int | None = None,
 ) -> Generator:
-    """Opens the folder of a language model.
+    """Load a language model for generating text.
 
     Args:
-        folder: what `transduce train --task language-model` wrote.
-        precision: "fp32", "bf16", "int8" (on a CPU), or "auto": bf16 where the hardware multiplies it faster.
-        device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
+        folder: a model folder that `transduce train --task language-model` wrote, or a supported Hugging Face folder.
+        precision: "fp32", "bf16", "int8" (on a CPU), or "auto": bf16 if the hardware multiplies it faster.
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: the folder holds no language model, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
     content = place_model(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
@@ -366,13 +387,13 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """What the model was trained with: its run's settings say it, or else its positions."""
+    """Return the context length of training, from the run's settings or else from the model's positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
-        said = foreign_context(folder) if is_foreign(folder) else None
-        return most if said is None or config.positions == "learned" else said
+        context = foreign_context(folder) if is_foreign(folder) else None
+        return most if context is None or config.positions == "learned" else context
     task = read_toml(folder, "settings.toml").get("task")
-    said = task.get("context") if isinstance(task, dict) else None
-    if not isinstance(said, int) or said < 2:
+    context = task.get("context") if isinstance(task, dict) else None
+    if not isinstance(context, int) or context < 2:
         return most
-    return min(said, most) if config.positions == "learned" else said
+    return min(context, most) if config.positions == "learned" else context

@@ -1,4 +1,4 @@
-"""`import_model_folder`: from a Hugging Face folder to a folder of ours."""
+"""Import a Hugging Face folder: convert it to a transduce model folder."""
 
 from pathlib import Path
 from typing import Any
@@ -19,40 +19,49 @@ from transduce.text.foreign import ForeignTokenizer
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """What was imported."""
+    """A description of an imported model."""
 
     folder: str
+    """The new model folder."""
     model_type: str
+    """The `model_type` of the Hugging Face folder, such as "marian"."""
     kind: str
+    """The model's kind, such as "transformer"."""
     num_parameters: int
+    """Number of parameters."""
     source_language: str | None
+    """Default source language, if known."""
     target_language: str | None
+    """Default target language, if known."""
     languages: tuple[str, ...]
-    """Those that the model can be told."""
+    """Language codes that the model can translate between; empty for models without language tags."""
 
     def __str__(self) -> str:
-        told = f"; it can be told {len(self.languages)} languages" if self.languages else ""
-        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{told}"
+        languages = f"; {len(self.languages)} languages" if self.languages else ""
+        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
 
 
 def import_model_folder(
     folder: str | Path, out: str | Path, *, source_language: str | None = None, target_language: str | None = None
 ) -> ImportReport:
-    """Writes a Hugging Face model as a folder of ours: weights, configuration, tokenizer, and how it was searched.
+    """Convert a Hugging Face model to a transduce model folder: weights, configuration, tokenizer and search settings.
 
-    A model of ours that was opened there and saved comes back the same way, once our tokenizer's files are copied
-    beside it; where it was saved in place, they are there.
+    A transduce model that transformers opened and saved again is imported the same way. Its folder must hold
+    transduce's tokenizer files; they are still there if the model was saved in place.
 
-    Where a class there computes the model, the tokenizer's own files stand beside ours.
+    If a Hugging Face class computes the model, the original tokenizer files are copied, too.
 
     Args:
-        folder: with config.json, model.safetensors and the tokenizer's own files.
-        out: the folder to make; it must not hold a model.
-        source_language: what the model translates from where nobody says otherwise, for models with tags.
-        target_language: what it translates into.
+        folder: a folder with config.json, model.safetensors and the tokenizer's files.
+        out: the folder to create; it must not hold a model.
+        source_language: default source language, for models with language tags.
+        target_language: default target language, for models with language tags.
+
+    Returns:
+        A description of the imported model.
 
     Raises:
-        TransduceError: the folder cannot be imported, or there is a model in `out`.
+        TransduceError: the folder cannot be imported, or `out` holds a model.
     """
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
     is_own = was_saved_again(folder)
@@ -69,14 +78,14 @@ def import_model_folder(
     )
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
-    kept = read_kept_files(folder, languages) if has_class and not is_own else {}
+    tokenizer_files = read_kept_files(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
     if (card := find_task_card(folder)) is not None:
         documents[TASK_CARD] = card.text()
     if is_own and (folder / "settings.toml").is_file():
         documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
-    elif kind == "transformer":  # nothing else has a search of its own
+    elif kind == "transformer":  # other kinds have no search settings
         documents["settings.toml"] = _settings(foreign_search_settings(folder))
     elif kind == "decoder" and (context := foreign_context(folder)) is not None:
         documents["settings.toml"] = f"[task]\ncontext = {context}\n"
@@ -88,7 +97,7 @@ def import_model_folder(
         languages=languages,
         documents=documents,
     )
-    write_kept_files(out, kept)
+    write_kept_files(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
     return ImportReport(
         folder=str(out),
@@ -102,16 +111,16 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """How to search, as a run's settings say it; what has its usual value is left out."""
-    usual = msgspec.to_builtins(SearchSettings())
-    said = msgspec.to_builtins(search)
-    generate = {name: value for name, value in said.pop("generate").items() if value not in (None, [])}
-    lines = ["[search]", *(_line(name, value) for name, value in said.items() if value != usual[name])]
+    """Return search settings as TOML, without those that have their default value."""
+    defaults = msgspec.to_builtins(SearchSettings())
+    values = msgspec.to_builtins(search)
+    generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}
+    lines = ["[search]", *(_line(name, value) for name, value in values.items() if value != defaults[name])]
     return "\n".join([*lines, "", "[search.generate]", *(_line(name, value) for name, value in generate.items()), ""])
 
 
 def _line(name: str, value: Any) -> str:
-    """Numbers, strings and lists of numbers are the same in JSON and TOML."""
+    """Return a TOML line; numbers, strings and lists of numbers are written the same in JSON and TOML."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

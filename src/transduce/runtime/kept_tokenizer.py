@@ -1,4 +1,4 @@
-"""The files of a tokenizer of Hugging Face's, kept beside an imported model, so that it opens there as before."""
+"""Keep a Hugging Face tokenizer's own files in an imported model's folder, so that transformers can open the folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,25 +18,25 @@ _TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.js
 
 
 def has_kept_files(folder: Path) -> bool:
-    """Whether a tokenizer's own files are there."""
+    """Return whether a folder holds a Hugging Face tokenizer's vocabulary file."""
     return any((folder / name).is_file() for name in _VOCABULARIES)
 
 
 def read_kept_files(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
-    """A tokenizer's files by name, and how its makers have `generate` search.
+    """Read a Hugging Face tokenizer's files, and generation_config.json, by name.
 
     Args:
-        folder: with the files.
-        languages: that the model is told, which the tokenizer is told too where its files name any.
+        folder: the folder with the files.
+        languages: source and target language, which replace those in the tokenizer's settings if these name any.
 
     Raises:
-        TransduceError: one of them cannot be read.
+        TransduceError: a file cannot be read.
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
     files = {name: read_bounded(folder, name, MOST_VOCABULARY_BYTES) for name in names}
     if (folder / _SETTINGS).is_file():
         settings = read_json(folder, _SETTINGS, dict[str, Any])
-        settings.pop("auto_map", None)  # code of its own, which is never run
+        settings.pop("auto_map", None)  # names custom code, which is never run
         for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
             if side in settings and language is not None:
                 settings[side] = language
@@ -45,6 +45,6 @@ def read_kept_files(folder: Path, languages: tuple[str | None, str | None]) -> d
 
 
 def write_kept_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Puts them into a model's folder, where its own `generation_config.json` makes way."""
+    """Write a tokenizer's files to a model's folder; an existing `generation_config.json` is replaced."""
     for name, content in files.items():
         write_file(folder / name, content)

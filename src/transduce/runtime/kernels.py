@@ -1,4 +1,4 @@
-"""Handing kernels in machine code to search, which does not know how they are made."""
+"""Register compiled kernels with the search package, which does not depend on how kernels are made."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ from transduce.search.vocabulary import use_kernels
 
 @cache
 def install_kernels() -> None:
-    """Once a process: where there are kernels for this processor, reductions over the vocabulary use them."""
+    """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
     if has_kernels():
         from transduce.model.native.reductions import NativeReductions
 

@@ -1,4 +1,4 @@
-"""The languages of models that are told theirs by tags: NLLB, mBART, M2M100, and OPUS models of several targets."""
+"""Set the languages of models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets."""
 
 from typing import TypeVar
 
@@ -13,18 +13,18 @@ M = TypeVar("M", bound=Model)
 
 
 def with_languages(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
-    """A model that translates between these languages; None leaves a side as it is.
+    """Return a model that translates between these languages; None keeps a side's default.
 
     Raises:
-        TransduceError: the model has no tags, or not these.
+        TransduceError: the model has no language tags, or lacks a tag for a language.
     """
     if source is None and target is None:
         return content
     tokenizer = content.tokenizer
     if not isinstance(tokenizer, ForeignTokenizer) or tokenizer.record.languages is None:
         raise TransduceError(
-            f"The model translates between two languages and has no tags to tell it others, but `{target or source}` "
-            "was asked for: leave it out."
+            f"The model has a fixed language pair and no language tags, but `{target or source}` was asked for: leave "
+            "it out."
         )
     languages = tokenizer.record.languages
     if target is not None and languages.target_tag == "start":

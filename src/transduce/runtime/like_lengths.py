@@ -1,4 +1,4 @@
-"""Texts of like lengths together, so that little of a batch is padding."""
+"""Batch texts by length, so that little of a batch is padding."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,30 +7,32 @@ from torch import Tensor
 
 
 def pieces_at_once(device: torch.device) -> int:
-    """Source pieces times hypotheses that are decoded at a time: on a CPU few, which stay in its cache. On a GPU a step
-    takes as long for few as for many, so it has many; their logits are some 200 MB.
+    """Return the budget of a batch on a device: source tokens times beam hypotheses.
+
+    On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
+    are large; their logits take about 200 MB.
     """
     return 2_048 if device.type == "cpu" else 32_768
 
 
 def of_like_lengths(lengths: Sequence[int], most_pieces: int) -> Iterator[list[int]]:
-    """Places of texts by batch, the shortest first.
+    """Yield batches of text indices, shortest texts first.
 
     Args:
-        lengths: pieces of each text.
-        most_pieces: of a batch, padding included; a single longer text is a batch of its own.
+        lengths: number of tokens in each text.
+        most_pieces: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
     """
     batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
-        if batch and lengths[place] * (len(batch) + 1) > most_pieces:
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if batch and lengths[index] * (len(batch) + 1) > most_pieces:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
-    """Rows of ids as one tensor (B, S), filled up at the right, `width` wide at least."""
+    """Pad rows of token ids on the right to one tensor (B, S), at least `width` wide."""
     width = max(width, *(len(row) for row in rows))
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)

@@ -1,4 +1,4 @@
-"""Opening a model folder, whatever kind of model it holds."""
+"""Load a model folder of any kind."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from transduce.runtime.task_card import find_task_card
 from transduce.runtime.translator import Translator
 
 Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
-"""What an opened model does."""
+"""The task of a loaded model."""
 
 _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Forecaster]] = {
     "language-model": load_generator,
@@ -109,43 +109,48 @@ def load(
     target_language: str | None = None,
     examples: str | Path | None = None,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
-    """Opens a model folder: a `Translator`, or what its model was trained for.
+    """Load a model folder for the task that the model was trained for.
 
-    A language model is a `Generator`, a masked one a `Filler`; there are a `Classifier`, a `Parser` and a `Forecaster`.
+    Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
+    other tasks give a `Classifier`, a `Parser` or a `Forecaster`.
 
     Args:
-        folder: what `transduce train` or `import` wrote, or one of Hugging Face's; of several, which translate
-            together, all must have the same vocabulary.
-        task: what the model must be for; a folder of another one is refused. With it, a type checker knows what comes
-            back: `load(folder, task="translation")` is a `Translator`.
-        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster; for a translator also
-            "int8".
-        device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
-        source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
-        target_language: to translate into, where it has.
-        examples: a file of pairs that a translator's model remembers (`transduce remember`): it translates by them.
+        folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
+            of translation models form an ensemble; they must have the same vocabulary.
+        task: the expected task; a folder for another task is refused. With `task`, type checkers know the result's
+            type: `load(folder, task="translation")` is a `Translator`.
+        precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for translators also "int8".
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
+        target_language: target language, for models with language tags.
+        examples: a datastore file of `transduce remember` for kNN retrieval, for translators.
+
+    Returns:
+        The loaded model, ready to be called.
 
     Raises:
-        TransduceError: a folder or an option is not what it should be.
+        TransduceError: a folder cannot be read, or an option is invalid.
     """
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
     folders = as_paths(folder, "A model's folder")
-    found = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
-    if task is not None and task != found:
-        raise TransduceError(f"`task` is `{task}`, but the model in {folder} is for `{found}`: name another folder.")
-    if found != "translation":
+    model_task = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    if task is not None and task != model_task:
+        raise TransduceError(
+            f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
+        )
+    if model_task != "translation":
         if source_language is not None or target_language is not None:
             raise TransduceError(
-                f"Languages are told to models that translate, but the one in {folder} is for `{found}`: leave "
+                f"Languages are options of models that translate, but the one in {folder} is for `{model_task}`: leave "
                 f"`{source_language or target_language}` out."
             )
         if examples is not None:
             raise TransduceError(
-                f"Examples are for models that translate, but the one in {folder} is for `{found}`: leave them out."
+                f"A datastore is for translation, but the model in {folder} is for `{model_task}`: leave it out."
             )
-        return _LOADERS[found](folder, precision=precision, device=device, threads=threads)
+        return _LOADERS[model_task](folder, precision=precision, device=device, threads=threads)
     return load_translator(
         folder,
         precision=precision,
@@ -158,13 +163,13 @@ def load(
 
 
 def _task_of(folder: Path) -> Task:
-    """What the model in a folder is for: one that reads a text and writes another translates."""
+    """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:
         return card.kind
     if kind == "encoder":
         raise TransduceError(
-            f"The model in {folder} is an encoder, and nothing there says what for: train it with `--task "
+            f"The model in {folder} is an encoder, and the folder does not specify its task: train it with `--task "
             "classification`, or open it with `transduce.runtime.folder.read_any_model_folder`."
         )
     return "language-model" if kind == "decoder" else "translation"

@@ -1,4 +1,4 @@
-"""What this machine has: cores, instruction sets, an accelerator. Decisions that change bits rest on this alone."""
+"""Detect the machine's cores, instruction sets and GPU. Defaults that change results depend only on this detection."""
 
 import os
 import platform
@@ -12,43 +12,48 @@ from transduce.errors import TransduceError
 from transduce.given import as_whole
 from transduce.model.precision import Precision
 
-# Values of ONEDNN_MAX_CPU_ISA, by which a person keeps instructions from being used.
+# Values of ONEDNN_MAX_CPU_ISA with which the user disables instruction sets.
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
 
-_MOST_THREADS = 1024  # of some ten thousand the system ends the process
+_MOST_THREADS = 1024  # with some ten thousand threads, the system kills the process
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine as far as it matters here."""
+    """The properties of a machine that affect defaults."""
 
     device: str
+    """PyTorch device, such as "cpu" or "cuda"."""
     threads: int
+    """Number of compute threads."""
     amx: bool
-    """Tiles for bfloat16 matrix products, 5 to 8 times as fast as float32."""
+    """AMX tiles for bfloat16 matrix multiplication, 5 to 8 times as fast as float32."""
     avx512_bf16: bool
-    """Dot products in bfloat16, about twice as fast as float32. Where a processor with AMX is kept from it they do not
-    count: there they are slower than float32's (docs/benchmarks.md, "Training by AMX")."""
+    """AVX-512 dot products in bfloat16, about twice as fast as float32.
+
+    False on a processor with AMX that is disabled: there, these instructions are slower than float32
+    (docs/benchmarks.md, "Training by AMX").
+    """
     gpu_bf16: bool = False
-    """A GPU, and one that multiplies bfloat16: NVIDIA's since Ampere."""
+    """True on a GPU that multiplies bfloat16: NVIDIA Ampere or later."""
     processes: int = 1
-    """That train one model together, here and elsewhere."""
+    """Number of processes that train one model together, on all machines."""
 
     @property
     def precision(self) -> Precision:
-        """bf16 where the hardware multiplies it faster than fp32."""
+        """The default precision: "bf16" if the hardware multiplies it faster than fp32, else "fp32"."""
         return "bf16" if self.gpu_bf16 or (self.device == "cpu" and (self.amx or self.avx512_bf16)) else "fp32"
 
     @property
     def operations_per_second(self) -> float:
-        """Multiplications and additions of training on a machine of this kind: a round number."""
+        """A rough estimate of multiply-add operations per second in training on such a machine."""
         if self.device.startswith("cuda"):
             return 1e14
         return self.threads * (3e11 if self.amx else 1e11 if self.avx512_bf16 else 4e10)
 
     @property
     def precision_reason(self) -> str:
-        """Why, for people."""
+        """The reason for the default precision, for messages."""
         if self.device.startswith("cuda"):
             return "the GPU multiplies bfloat16 fastest" if self.gpu_bf16 else "this GPU has no units for bfloat16"
         if self.amx:
@@ -59,42 +64,42 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
-    """The machine at hand; where it is a GPU, PyTorch's attention by cuDNN is turned off.
+    """Detect this machine's properties; on a GPU, also disable PyTorch's cuDNN attention.
 
     Args:
-        device: "cpu", "cuda", "cuda:1" or "auto": the GPU where there is one.
-        threads: threads to compute with; None: as many as `OMP_NUM_THREADS` says, else all cores that this process may
-            use.
+        device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
+        threads: number of compute threads; None: `OMP_NUM_THREADS`, or else all cores that this process may use.
 
     Raises:
-        TransduceError: the device is not there, or the number of threads is not positive, or more than any machine has.
+        TransduceError: the device does not exist, or the number of threads is out of range.
     """
     threads = None if threads is None else as_whole(threads, "threads", least=1, most=_MOST_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
-    found = _find_device(device)
-    if found.startswith("cuda"):
-        # It plans anew for each shape, which takes longer than a step of decoding, and keeps all plans.
+    device_name = _find_device(device)
+    if device_name.startswith("cuda"):
+        # cuDNN's attention makes a new plan for each shape, which takes longer than a decoding step, and keeps all
+        # plans.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return Machine(
-        device=found,
-        threads=threads or _said_to_openmp() or usable_cores(),
+        device=device_name,
+        threads=threads or _openmp_threads() or usable_cores(),
         amx=has_amx and isa not in _WITHOUT_AMX,
         avx512_bf16=isa not in (_WITHOUT_AMX if has_amx else _WITHOUT_BF16) and _has_avx512_bf16(),
-        gpu_bf16=found.startswith("cuda") and torch.cuda.get_device_capability(found) >= (8, 0),
+        gpu_bf16=device_name.startswith("cuda") and torch.cuda.get_device_capability(device_name) >= (8, 0),
     )
 
 
-def _find_device(asked: str) -> str:
-    if asked == "auto":
+def _find_device(device: str) -> str:
+    if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if not isinstance(asked, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
-        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{asked}`.")
-    gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
-    if asked != "cpu" and int(asked.partition(":")[2] or 0) >= gpus:
-        found = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
-        raise TransduceError(f"The device `{asked}` was asked for, but PyTorch finds {found} here: use another.")
-    return asked
+    if not isinstance(device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{device}`.")
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= gpus:
+        available = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
+        raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds {available} here: use another.")
+    return device
 
 
 def _has_avx512_bf16() -> bool:
@@ -102,14 +107,14 @@ def _has_avx512_bf16() -> bool:
     return bool(probe()) if probe is not None else False
 
 
-def _said_to_openmp() -> int | None:
-    """Threads as a person, or a cluster's scheduler, wants them of all programs; torchrun says 1 where nobody does."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(said) if said.isdecimal() and int(said) and "TORCHELASTIC_RUN_ID" not in os.environ else None
+def _openmp_threads() -> int | None:
+    """Return $OMP_NUM_THREADS; None if it is not set, or if torchrun has set it to its default of 1."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(value) if value.isdecimal() and int(value) and "TORCHELASTIC_RUN_ID" not in os.environ else None
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the limit of its control group."""
+    """Return the number of cores that this process may use, by its CPU affinity and cgroup limit."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
@@ -119,7 +124,7 @@ def usable_cores() -> int:
 
 
 def _cgroup_limit(root: Path) -> int | None:
-    """CPUs granted by a control group of version 2 or 1, rounded up, or None."""
+    """Return the CPU limit of a cgroup (version 2 or 1), rounded up; None without a limit."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text("ascii").split()
@@ -134,7 +139,7 @@ def _cgroup_limit(root: Path) -> int | None:
 
 
 def describe(machine: Machine) -> str:
-    """One line for people."""
+    """Return a one-line description of the machine."""
     extras = [name for name, has in (("AMX", machine.amx), ("AVX-512 bf16", machine.avx512_bf16)) if has]
     threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
     return f"{platform.system()} {platform.machine()}, {machine.device}, {threads}" + (

@@ -1,7 +1,7 @@
-"""Which words of a translation come from a part of the source: those that the model holds for less likely without it.
+"""Attribute words of a translation to a part of the source by occlusion.
 
-The part is taken out, and the translation scored anew (occlusion). That needs no attention, so it serves models of all
-kinds, and no alignment that somebody knows.
+The part is removed from the source, and the translation is scored again; words that depend on the part become less
+probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
 """
 
 import re
@@ -19,64 +19,72 @@ from transduce.text.word_spans import Span, overlap, piece_spans
 _WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
-"""How probable translations are, given their sources."""
+"""A function that scores translations given their sources."""
 
 
 class Occlusion(NamedTuple):
-    """A question: which words of the translation come from what some sources lack?"""
+    """An attribution request: a translation, and versions of its source that each lack a part."""
 
     source: str
+    """The complete source."""
     text: str
+    """The translation."""
     without: Sequence[str]
-    """The source without a part, for several parts."""
+    """The source without one part, for each part."""
 
 
 def word_losses(asked: Sequence[Occlusion], vocabulary: Vocabulary, score: Scoring) -> Iterator[list[list[float]]]:
-    """For each question, and each of its parts, how many nats every word of `word_spans` loses without it.
+    """Yield the loss of every word in nats, for each request and each of its parts.
 
     Args:
-        asked: the questions; all are scored together.
-        vocabulary: the target's.
-        score: of the model.
+        asked: the requests; all are scored in the same batches.
+        vocabulary: the target vocabulary.
+        score: scores pairs with the model.
+
+    Yields:
+        For each part, one value for each word of `word_spans`: the decrease of its log-probability without the part.
     """
     pairs = [(source, each.text) for each in asked for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
     for each in asked:
-        words, whole = word_spans(each.text), next(scores)
-        yield [_losses(each.text, words, whole, next(scores), vocabulary) for _ in each.without]
+        words, full_score = word_spans(each.text), next(scores)
+        yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
 
 def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
-    """The scores of sources and translations, of none as well."""
+    """Return the scores of pairs of sources and translations; an empty list for no pairs."""
     return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
 
 
 def word_spans(text: str) -> list[Span]:
-    """The words of a text without punctuation, numbers such as 1,234.5 whole; in scripts without spaces every character
-    is one.
+    """Return the spans of a text's words without punctuation.
+
+    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word.
     """
     within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
     spans: list[Span] = []
-    for place, character in enumerate(text):
-        if not is_of_word(character) and place not in within:
+    for index, character in enumerate(text):
+        if not is_of_word(character) and index not in within:
             continue
-        joins = {place - 1, place} & within or (place and in_spaced_word(text[place - 1]) and in_spaced_word(character))
-        goes_on = joins and spans and spans[-1].end == place
-        start = spans.pop().start if goes_on else place
-        spans.append(Span(start, place + 1))
+        joins = {index - 1, index} & within or (index and in_spaced_word(text[index - 1]) and in_spaced_word(character))
+        goes_on = joins and spans and spans[-1].end == index
+        start = spans.pop().start if goes_on else index
+        spans.append(Span(start, index + 1))
     return spans
 
 
-def _losses(text: str, words: Sequence[Span], whole: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """How many nats each word loses with a part of the source: all that its pieces lose together, and where a piece has
-    several words, as in scripts without spaces, each of them all that the piece loses.
+def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
+    """Return the loss of each word in nats: the sum of the losses of its tokens.
+
+    If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
     """
-    if vocabulary.as_seen(text) != text:  # pieces would spell something else
+    if vocabulary.as_seen(text) != text:  # the vocabulary normalizes the text, so token spans would not match
         return [0.0] * len(words)
     ids = vocabulary.encode(text)
     spans = piece_spans(vocabulary.spellings(ids), text)
-    pairs = zip(whole.piece_log_probabilities, without.piece_log_probabilities, strict=True)
-    lost = [one - other for one, other in pairs][-1 - len(ids) : -1]  # without what is forced first, and the end
+    pairs = zip(full_score.piece_log_probabilities, without.piece_log_probabilities, strict=True)
+    # drops forced first tokens and the end symbol
+    token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
     lengths = [[max(1, min(w.end - w.start, p.end - p.start)) for p in spans] for w in words]
     shares = overlap(words, spans) / np.array(lengths, dtype=np.float32).reshape(len(words), len(spans))
-    return [float(value) for value in (shares * np.array(lost, dtype=np.float32)).sum(axis=1)]
+    return [float(value) for value in (shares * np.array(token_losses, dtype=np.float32)).sum(axis=1)]

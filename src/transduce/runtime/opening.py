@@ -1,4 +1,4 @@
-"""A model folder → the Translator that runs it."""
+"""Load translation models from model folders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +29,24 @@ def load(
     target_language: str | None = None,
     examples: str | Path | None = None,
 ) -> Translator:
-    """Opens a model folder, or several whose models translate together; they search as the first one's folder says.
+    """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
 
     Args:
-        folder: what `transduce train` or `import` wrote, or a Hugging Face folder; several must have one vocabulary.
-        precision: "fp32", "bf16", "int8": 8-bit weights, for a CPU; or "auto": bf16 where the hardware
-            multiplies it faster.
-        device: "cpu", "cuda", or "auto": the GPU where there is one.
-        threads: threads to compute with, in the whole process; None: as OMP_NUM_THREADS says, or all usable cores.
-        source_language: of what is translated, where the model has tags for languages (NLLB, mBART, M2M100).
-        target_language: to translate into, where it has.
-        examples: a file of pairs that the model remembers, by `transduce remember`: it translates by them.
+        folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. The models of an
+            ensemble must have the same vocabulary.
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU), or "auto": bf16 if the hardware multiplies it
+            faster.
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
+        target_language: target language, for models with language tags.
+        examples: a datastore file of `transduce remember` for kNN retrieval.
+
+    Returns:
+        The translator.
 
     Raises:
-        TransduceError: a folder or an option is not what it should be.
+        TransduceError: a folder cannot be read, or an option is invalid.
     """
     check_precision(precision)
     folders = as_paths(folder, "A model's folder")
@@ -53,14 +57,14 @@ def load(
     torch.set_num_threads(machine.threads)
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
-    first, *others = (at_precision(each.model, precision, machine) for each in contents)
+    first, *further_models = (at_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
         source_language=contents[0].manifest.source_language,
         target_language=contents[0].manifest.target_language,
         search=read_search_settings(folders[0]),
-        ensemble=others,
+        ensemble=further_models,
         longest_source=min(map(read_longest_source, folders)),
         examples=None if examples is None else read_examples(examples, first),
     )

@@ -1,4 +1,4 @@
-"""What is exported: a model of any kind in float32, and the same with the interface of exported models."""
+"""Read a model for export, and give it the interface of exported models for the comparison."""
 
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,10 @@ from transduce.text.tokenizer import Tokenizer
 
 
 class Original:
-    """A model folder that was read."""
+    """The model of a folder that is exported."""
 
     def __init__(self, content: ModelFolder[Model], folder: Path, threads: int) -> None:
-        """`content` is in float32 on the CPU, `threads` is what both models compute with."""
+        """Wrap a model in float32 on the CPU; `threads` is the number of compute threads of both models."""
         self.model = content.model
         self.config: ModelConfig = content.model.config
         self.tokenizer: Tokenizer = content.tokenizer
@@ -28,19 +28,19 @@ class Original:
 
     @property
     def longest(self) -> int:
-        """Pieces of a text that an export can have at most."""
+        """The maximum length of a text in tokens, for the original and the export."""
         return longest_sequence(self.config)
 
     @cached_property
     def translator(self) -> Translator | None:
-        """Of a model that writes one text from another."""
+        """A translator of an encoder-decoder model; None for other kinds."""
         if isinstance(self.model, Encoder | Decoder):
             return None
         source, target = self.languages
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def own_model(self) -> OwnModel | OwnLanguageModel | OwnEncoder:
-        """The model with the interface of an exported one."""
+        """Return the model with the interface of an exported one."""
         if isinstance(self.model, Encoder):
             return OwnEncoder(self.model)
         if isinstance(self.model, Decoder):

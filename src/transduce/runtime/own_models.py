@@ -1,6 +1,6 @@
-"""Our own models with the interface of exported ones, to be compared with these.
+"""Wrap transduce's own models in the interface of exported ones, so that both can be compared.
 
-Legend: B texts, T pieces of a text, L pieces of a row, V vocabulary, D model width, C classes.
+Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary, D model width, C classes.
 """
 
 from collections.abc import Mapping
@@ -22,39 +22,40 @@ _CPU = torch.device("cpu")
 
 
 class OwnModel:
-    """Implements `ExportedModel` for an encoder and decoder."""
+    """Implements `ExportedModel` for an encoder-decoder model."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
         self._config = translator.model.config
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol."""
+        """Return the log-probability of each target's tokens and end symbol."""
         config, device = self._config, self.translator.device
         source_ids = pad(sources, config.pad_id, device)
         inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
         expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
         with torch.inference_mode():
             log_probabilities = self.translator.model(source_ids, inputs).log_softmax(dim=-1)  # (B, T, V)
-        found = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
-        return [values[: len(row) + 1] for values, row in zip(found, targets, strict=True)]
+        target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
+        return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
 
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """What greedy search finds."""
+        """Return the token ids that greedy search finds for each source."""
         search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=most_pieces)
-        found = self.translator.search_ids([list(row) for row in sources], search)
-        return [list(best.ids) for best, *_ in found]
+        hypotheses = self.translator.search_ids([list(row) for row in sources], search)
+        return [list(best.ids) for best, *_ in hypotheses]
 
 
 class OwnLanguageModel:
-    """Implements `ExportedModel` for a decoder alone, in float32 on a CPU."""
+    """Implements `ExportedModel` for a decoder-only model, in float32 on a CPU."""
 
     def __init__(self, model: Decoder, *, never_written: int, context: int) -> None:
-        """
+        """Wrap a decoder.
+
         Args:
-            model: the model.
-            never_written: the unknown piece.
-            context: pieces that it sees at a time.
+            model: the decoder.
+            never_written: id of the unknown token, which is never generated.
+            context: maximum number of tokens that the model attends to.
         """
         self._model = model
         self._never = never_written
@@ -62,46 +63,46 @@ class OwnLanguageModel:
 
     @torch.inference_mode()
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol, after the prompt; each text by itself."""
-        config, found = self._model.config, []
+        """Return the log-probability of each target's tokens and end symbol after its prompt, one text at a time."""
+        config, results = self._model.config, []
         for source, target in zip(sources, targets, strict=True):
             row = torch.tensor([[config.start_id, *source, *target]])
             values = self._model(row)[0, len(source) :].log_softmax(dim=-1)  # (T + 1, V)
-            found.append(values.gather(-1, torch.tensor([[*target, config.eos_id]]).T)[:, 0].tolist())
-        return found
+            results.append(values.gather(-1, torch.tensor([[*target, config.eos_id]]).T)[:, 0].tolist())
+        return results
 
     @torch.inference_mode()
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """What greedy search goes on with, until the end of the line."""
+        """Return the greedy continuation of each prompt, up to the end of its line."""
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
         scorer = ContinuingScorer(self._model, prompts, context=self._context, never_written=never)
         longest = torch.full((len(prompts),), most_pieces)
-        found = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=longest)
-        return [list(best.ids) for best, *_ in found]
+        hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=longest)
+        return [list(best.ids) for best, *_ in hypotheses]
 
 
 class OwnEncoder:
-    """Implements `ExportedEncoder`, in float32 on a CPU."""
+    """Implements `ExportedEncoder` for an encoder, in float32 on a CPU."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
 
     @torch.inference_mode()
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """States, and what the heads make of them."""
+        """Return the hidden states and the outputs of the model's heads, by name."""
         config = self._model.config
         types = pad(token_types, 0, _CPU) if config.token_types else None
         states, _ = self._model.encode(pad(rows, config.pad_id, _CPU), token_types=types)  # (B, L, D)
-        found = {"states": _without_padding(states, rows)}
+        outputs = {"states": _without_padding(states, rows)}
         if self._model.masked_language_head is not None:
-            found["logits"] = _without_padding(self._model.project(self._model.hidden(states)), rows)
+            outputs["logits"] = _without_padding(self._model.project(self._model.hidden(states)), rows)
         if self._model.pooler is not None:
-            found["pooled"] = list(self._model.pool(states).numpy())
+            outputs["pooled"] = list(self._model.pool(states).numpy())
         if self._model.classifier is not None:
-            found["classes"] = list(self._model.classify(states).numpy())
-        return found
+            outputs["classes"] = list(self._model.classify(states).numpy())
+        return outputs
 
 
 def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:

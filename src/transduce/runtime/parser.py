@@ -1,7 +1,7 @@
-"""Sentences to constituency trees with a trained Transformer (section 6.3; Vinyals et al. 2015).
+"""Parse sentences into constituency trees with a trained Transformer (section 6.3; Vinyals et al. 2015).
 
-Search may write nothing but trees over the sentence's words (`search/brackets.py`), and what is cut at its greatest
-length is closed: every tree is valid, and stands over exactly the words that came in.
+Search is restricted to trees over the sentence's words (`search/brackets.py`), and open brackets are closed at the
+maximum length. Every output is thus a valid tree over exactly the words of the input.
 """
 
 from collections.abc import Sequence
@@ -34,48 +34,54 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import Tree, draw, unescape_word
 from transduce.text.vocabulary import Vocabulary
 
-# Treebanks have two or three symbols for each word.
+# An upper limit of the output length; treebanks have two or three symbols for each word.
 _SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
-    """A sentence and its tree."""
+    """The parse of a sentence."""
 
     words: tuple[str, ...]
+    """The words of the sentence."""
     tree: Tree | None
-    """None where there are no words."""
+    """The constituency tree; None for a sentence without words."""
     log_probability: float
-    """Of all that was written, the words' own pieces too, in nats."""
+    """Log-probability of the whole output, including the tokens of the words, in nats."""
     ended: bool
-    """False where the tree was cut at its greatest length, and closed."""
+    """False if the maximum length truncated the tree, which was then closed."""
 
     def __str__(self) -> str:
-        """The tree in brackets; nothing where there are no words."""
+        """Return the tree in bracket notation; an empty text for a sentence without words."""
         return "" if self.tree is None else str(self.tree)
 
     def draw(self) -> str:
-        """The tree on lines, with indents."""
+        """Return the tree as indented lines."""
         return "" if self.tree is None else draw(self.tree)
 
 
 class _Sentence(NamedTuple):
+    """A tokenized sentence and its index in the input."""
+
     place: int
     words: list[str]
     ids: list[int]
 
 
 class Parser:
-    """A model that writes linearised trees. Call it with a sentence whose words are separated by spaces, or a list."""
+    """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list of
+    them.
+    """
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:
-        """
+        """Create a parser.
+
         Args:
-            model: trained on linearised trees.
-            tokenizer: its own.
-            search: of which beam_size and length_penalty count; 1 is greedy.
+            model: a model trained on linearized trees.
+            tokenizer: the tokenizer that the model was trained with.
+            search: search settings, of which only `beam_size` and `length_penalty` are used.
 
         Raises:
-            TransduceError: the vocabulary has no symbols of trees.
+            TransduceError: the vocabulary has no tree symbols.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -90,38 +96,38 @@ class Parser:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
-        """The tree of a sentence, or of each of several; the order is kept.
+        """Parse a sentence, or each sentence of a list, in order.
 
-        Brackets may be written as treebanks have them, `-LRB-` and its like.
+        Brackets may be escaped as in treebanks, such as `-LRB-`.
         """
         sentences = as_texts(sentence)
-        found = self.parse([list(map(unescape_word, each.split())) for each in sentences])
-        return found[0] if isinstance(sentence, str) else found
+        parses = self.parse([list(map(unescape_word, each.split())) for each in sentences])
+        return parses[0] if isinstance(sentence, str) else parses
 
     def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
-        """The tree of each sentence of words.
+        """Parse sentences that are lists of words.
 
         Raises:
-            TransduceError: a sentence is no list of words, or a word is empty or has a space.
+            TransduceError: a sentence is not a list of words, or a word is empty or contains a space.
         """
         for words in sentences:
             _check_words(words)
-        found = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
+        parses = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
         lengths = [len(sentence.ids) for sentence in encoded]
         most = pieces_at_once(self.model.source_weight.device) // self.search.beam_size
-        for places in of_like_lengths(lengths, most):
-            batch = [encoded[place] for place in places]
+        for indices in of_like_lengths(lengths, most):
+            batch = [encoded[index] for index in indices]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
-                found[sentence.place] = self._parse(sentence, best)
-        return found
+                parses[sentence.place] = self._parse(sentence, best)
+        return parses
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
-        """The sentences that have words, with their pieces."""
-        filled = [(place, list(words)) for place, words in enumerate(sentences) if words]
+        """Return the sentences that have words, with their token ids."""
+        filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
-        return [_Sentence(place, words, [*own, eos]) for (place, words), own in zip(filled, ids, strict=True)]
+        return [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
@@ -141,8 +147,8 @@ class Parser:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        pieces = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
-        symbols = [symbol for piece in pieces for symbol in split_symbols(piece)]
+        tokens = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        symbols = [symbol for token in tokens for symbol in split_symbols(token)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
 
@@ -159,20 +165,20 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _in_their_line(words: Sequence[str]) -> list[str]:
-    """The words with the space before each but the first, which by characters is a piece too."""
-    return [" " * (place > 0) + plain(word) for place, word in enumerate(words)]
+    """Return the words, each but the first with the space before it, which can be a token of its own."""
+    return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
 def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
-    """What the pieces of a vocabulary mean in trees, by their ids.
+    """Return what each tree-symbol token of a vocabulary opens, closes and tags, by token id.
 
     Raises:
-        TransduceError: it has no symbols of trees.
+        TransduceError: the vocabulary has no tree symbols.
     """
     meanings = {
-        id: _meaning(split_symbols(piece.text))
-        for id, piece in enumerate(read_pieces(vocabulary.model_bytes))
-        if piece.type == PieceType.USER_DEFINED and piece.text.startswith(MARK)
+        id: _meaning(split_symbols(token.text))
+        for id, token in enumerate(read_pieces(vocabulary.model_bytes))
+        if token.type == PieceType.USER_DEFINED and token.text.startswith(MARK)
     }
     if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
         raise TransduceError(
@@ -182,23 +188,23 @@ def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
 
 
 def _meaning(symbols: Sequence[str]) -> BracketPiece:
-    """What a piece of one symbol or of several does."""
+    """Count the closing brackets, opening brackets and tags in a token's symbols."""
     return BracketPiece(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 
 def load_parser(
     folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> Parser:
-    """Opens the folder of a model that was trained with `--task parsing`.
+    """Load a parser from the folder of a model trained with `--task parsing`.
 
     Args:
-        folder: of the model.
-        precision: "fp32", "bf16", or "auto".
-        device: "cpu", "cuda", or "auto".
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: the folder holds no parser, or an option is invalid.
     """
     path = as_path(folder, "A model's folder")
     read_task_card(path, "parsing", use="Parsing")

@@ -1,4 +1,4 @@
-"""Sentences as they are decoded: cut where they are too long, and gathered in batches of like length."""
+"""Split long sentences into parts, batch the parts by length, and join their translations."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,64 +15,67 @@ from transduce.text.filters import FilterSettings
 from transduce.text.splitting import split_text
 from transduce.text.vocabulary import Vocabulary
 
-# Pieces that a model takes where nobody says that its training kept more or fewer.
+# Maximum source length in tokens for models whose training settings do not specify one.
 LONGEST_SOURCE = FilterSettings().max_pieces
-# By two letters (zh-TW, zh_CN, ja_XX) and by three (zho_Hans, jpn_Jpan).
+# Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
 _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
 )
 _PART_STRIDE = 999_999_937
+"""Offset between the random seeds of a sentence's parts."""
 
 
 class Part(NamedTuple):
-    """A sentence, or a part of a long one, as it is decoded."""
+    """A unit of decoding: a sentence, or a part of a long one."""
 
     text: str
+    """The part's text."""
     sentence: int
-    """Its sentence's number."""
+    """Index of the part's sentence."""
     number: int
-    """Its own number within the sentence, from 0."""
+    """Index of the part within its sentence, from 0."""
     ids: list[int]
-    """Its pieces, with the end symbol; with nothing else where there is nothing to translate."""
+    """Token ids with the end symbol; only the end symbol if there is nothing to translate."""
     prefix: Sequence[int] = ()
-    """Pieces that its translation begins with."""
+    """Token ids that the translation starts with."""
     phrases: tuple[Phrase, ...] = ()
-    """What its translation contains."""
+    """Phrases that the translation must contain."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from the others."""
+        """A unique key of the part: the indices of its sentence and of the part."""
         return (self.sentence, self.number)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to translate."""
+        """True if there is nothing to translate."""
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Its place in the whole input, by those of its sentences where they are not their numbers; the parts of one
-        sentence have random numbers of their own.
+        """Return the index that seeds the part's random numbers: its sentence's index with an offset for each part.
+
+        `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """
-        place = self.sentence if places is None else places[self.sentence]
-        return place + self.number * _PART_STRIDE
+        index = self.sentence if places is None else places[self.sentence]
+        return index + self.number * _PART_STRIDE
 
 
 def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
-    """The sentences' parts, in order: one each, more of those that are longer than the model takes.
+    """Split sentences into parts of at most `longest` tokens; a short sentence is one part.
 
     Args:
         sentences: texts of any length.
-        vocabulary: of the source.
-        longest: pieces that the model takes at a time, the end symbol not counted.
+        vocabulary: the source vocabulary.
+        longest: maximum number of tokens in a part, without the end symbol.
 
     Raises:
-        TransduceError: one is no text.
+        TransduceError: an item is not a text.
     """
     sentences = as_texts(sentences)
     texts = [
         (text, sentence, number)
-        for sentence, whole in enumerate(sentences)
-        for number, text in enumerate(_cut(whole, vocabulary, longest))
+        for sentence, text_of_sentence in enumerate(sentences)
+        for number, text in enumerate(_cut(text_of_sentence, vocabulary, longest))
     ]
     encoded = vocabulary.encode_batch([text for text, _, _ in texts])
     return [
@@ -82,15 +85,15 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[
 
 
 def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
-    # A piece has a byte at least, so short sentences need not be counted, unless letters become several first: ﷺ.
+    # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
     is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
     if is_short or not sentence.strip():
         return [sentence]
-    counter = _PieceCounter(vocabulary)
-    # Who learnt from single sentences translates single ones best; who learnt from longer texts needs their context.
+    counter = _TokenCounter(vocabulary)
+    # Models trained on sentences translate single sentences best; models trained on longer texts need the context.
     gathers = longest > LONGEST_SOURCE
     parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
-    # Imported vocabularies may have pieces for spaces, which the counter leaves out.
+    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
     return [
         exact
         for part in parts
@@ -98,34 +101,34 @@ def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
     ]
 
 
-class _PieceCounter:
-    """Counts the pieces of many texts that have words in common: no piece goes on over a space."""
+class _TokenCounter:
+    """A counter of tokens that caches the count of each word, because no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.known: dict[str, int] = {}
 
     def count(self, text: str) -> int:
-        """Pieces of a text."""
+        """Return the number of tokens in a text."""
         words = text.split(" ")
         if len(words) == 1:
             return len(self.vocabulary.encode(text))
         return sum(map(self._count_word, words))
 
     def _count_word(self, word: str) -> int:
-        known = self.known.get(word)
-        if known is None:
-            known = self.known[word] = len(self.vocabulary.encode(word))
-        return known
+        count = self.known.get(word)
+        if count is None:
+            count = self.known[word] = len(self.vocabulary.encode(word))
+        return count
 
 
 def separator(language: str | None) -> str:
-    """What stands between two sentences of a language."""
+    """Return the text between two sentences of a language: a space, or nothing."""
     return "" if is_unspaced(language) else " "
 
 
 def is_unspaced(language: str | None) -> bool:
-    """Whether a language is written without spaces between words."""
+    """Return whether a language is written without spaces between words."""
     return language is not None and re.split("[-_]", language.lower())[0] in _UNSPACED_LANGUAGES
 
 
@@ -136,13 +139,13 @@ def batches(
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     most_sentences: int | None = None,
 ) -> Iterator[list[Part]]:
-    """Parts of one kind and of like length together, longest first.
+    """Yield batches of parts of the same kind and similar length, longest first.
 
     Args:
-        parts: what is to be decoded.
-        most_pieces: pieces of a batch, padding included; a single longer part is a batch of its own.
-        kind: parts of which this differs never meet.
-        most_sentences: parts of a batch.
+        parts: the parts to decode.
+        most_pieces: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
+        kind: returns the kind of a part; parts of different kinds are never in one batch.
+        most_sentences: maximum number of parts in a batch.
     """
     batch: list[Part] = []
     for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
@@ -163,39 +166,42 @@ def join_sentences(
     given_up: Collection[int],
     language: str | None,
 ) -> list[Translation]:
-    """The sentences' translations out of those of their parts.
+    """Join the translations of parts to translations of whole sentences.
 
     Args:
-        sentences: in their own order.
-        parts: of all of them.
-        found: the parts' translations, by their keys; one that was never decoded has none.
-        given_up: sentences that are marked as given up.
-        language: of the translations, which decides what stands between two parts.
+        sentences: the sentences, in order.
+        parts: the parts of all sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        given_up: indices of sentences that the observer stopped, which are marked so.
+        language: target language, which determines whether parts are joined with a space.
     """
     missing = Translation("", (nothing(ended=False),))
-    of_sentence: list[list[Translation]] = [[] for _ in sentences]
+    by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
-        of_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
     between = separator(language)
-    return [join_parts(sentence, own, between) for sentence, own in zip(sentences, of_sentence, strict=True)]
+    return [
+        join_parts(sentence, translations, between)
+        for sentence, translations in zip(sentences, by_sentence, strict=True)
+    ]
 
 
 class PartsObserver:
-    """Lets somebody who knows sentences watch batches of parts. Implements `Observer` for one batch after another."""
+    """Implements `Observer` for batches of parts by passing each step on to an observer of whole sentences."""
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer = observer
-        self.given_up: set[int] = set()  # sentences
+        self.given_up: set[int] = set()  # indices of sentences
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """The parts of a batch whose sentences have not been given up: the next to be watched."""
+        """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
         self.batch = [part for part in batch if part.sentence not in self.given_up]
         return self.batch
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        """Asks with the sentences' places, and answers with the parts'."""
+        """Call the observer with sentence indices and return the rows of the parts to stop."""
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])

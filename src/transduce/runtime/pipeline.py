@@ -1,4 +1,4 @@
-"""`pipeline("translation", folder)`: the one line that people knew from transformers before its version 5.
+"""Offer the interface of the `translation` pipeline that transformers had before version 5.
 
 >>> transduce.pipeline("translation", "models/zh-en")("我爱你")
 [{'translation_text': 'I love you.'}]
@@ -21,14 +21,14 @@ from transduce.search.settings import SearchSettings
 
 
 class Answer(TypedDict, total=False):
-    """One translation, under the names that people know."""
+    """A translation, with the keys of transformers' pipeline."""
 
     translation_text: str
     translation_token_ids: list[int]
 
 
 class TranslationPipeline:
-    """Strings in, dictionaries out."""
+    """A translation pipeline: call it with a text or a list of texts to get dictionaries."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -74,25 +74,24 @@ class TranslationPipeline:
         return_text: bool = True,
         return_tensors: bool = False,
     ) -> list[Answer] | list[list[Answer]]:
-        """Translates a string, or a list of strings.
+        """Translate a text or a list of texts.
 
         Args:
-            inputs: what to translate.
-            num_beams: hypotheses kept at each step; 1 is greedy search. The model's own where nothing is said.
-            num_return_sequences: translations of each string, best first; at most `num_beams`.
-            max_length: pieces of a translation with start and end symbols, as transformers counts them.
-            max_new_tokens: the same without the start symbol; goes before `max_length`.
-            min_length: pieces of a translation at least, with start and end symbols.
-            no_repeat_ngram_size: no run of so many pieces comes twice; 0: it may.
-            return_text: gives "translation_text".
-            return_tensors: gives "translation_token_ids", the pieces' ids.
+            inputs: the texts to translate.
+            num_beams: beam size; 1: greedy search; None: the model's default.
+            num_return_sequences: number of translations of each text, best first; at most `num_beams`.
+            max_length: maximum number of tokens, including start and end symbols, as transformers counts them.
+            max_new_tokens: maximum number of tokens without the start symbol; overrides `max_length`.
+            min_length: minimum number of tokens, including start and end symbols.
+            no_repeat_ngram_size: length of token n-grams that may not repeat; 0: no limit.
+            return_text: include "translation_text".
+            return_tensors: include "translation_token_ids", the list of token ids.
 
         Returns:
-            A dictionary for each string; a list of them for each where several translations of several strings were
-            asked for.
+            A list with a dictionary for each text; with several texts and `num_return_sequences` > 1, a list of lists.
 
         Raises:
-            TransduceError: an option is out of its range.
+            TransduceError: an option is out of range.
         """
         longest = None if max_length is None else as_whole(max_length, "max_length", least=2)
         search = self._search(
@@ -104,32 +103,31 @@ class TranslationPipeline:
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )
-        found = self._translate(as_texts(inputs), search)
-        answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in found]
+        translations = self._translate(as_texts(inputs), search)
+        answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in translations]
         if isinstance(inputs, str):
             return answers[0]
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
 
-    def _search(self, said: dict[str, int | None]) -> SearchSettings:
+    def _search(self, options: dict[str, int | None]) -> SearchSettings:
         return msgspec.structs.replace(
-            self.translator.search, **{name: value for name, value in said.items() if value is not None}
+            self.translator.search, **{name: value for name, value in options.items() if value is not None}
         )
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """As the translator does, but for texts of which a greatest length would leave nothing.
+        """Translate sentences; empty translations that `max_length` caused are searched again by transformers' ranking.
 
-        Search prefers what has ended, even if that is no text at all, to the beginning of one; to transformers the
-        better score counts alone.
+        Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
         """
-        found = self.translator.translate(sentences, search)
-        empty = [number for number, each in enumerate(found) if sentences[number].strip() and not each.text]
+        translations = self.translator.translate(sentences, search)
+        empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
         if empty and search.max_length is not None and search.generate is None:
             never_written = tuple(self.translator.models[0].config.never_written)
-            theirs = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
-            again = self.translator.translate([sentences[number] for number in empty], theirs)
-            for number, other in zip(empty, again, strict=True):
-                found[number] = other
-        return found
+            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
+            again = self.translator.translate([sentences[number] for number in empty], settings)
+            for number, translation in zip(empty, again, strict=True):
+                translations[number] = translation
+        return translations
 
     def _answers(self, translation: Translation, *, return_text: bool, return_tensors: bool) -> list[Answer]:
         answers: list[Answer] = []
@@ -144,15 +142,18 @@ class TranslationPipeline:
 
 
 def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> TranslationPipeline:
-    """A model folder behind the interface that transformers' translation pipeline had.
+    """Load a model folder with the interface of transformers' translation pipeline.
 
     Args:
-        task: "translation", or "translation_zh_to_en" with the model's own languages.
+        task: "translation", or "translation_XX_to_YY" with the model's languages, such as "translation_zh_to_en".
         model: a model folder.
-        device: "cpu", "cuda", "auto"; or a number: that GPU, and the CPU for -1.
+        device: "cpu", "cuda" or "auto"; or the number of a GPU, or -1 for the CPU.
+
+    Returns:
+        The pipeline.
 
     Raises:
-        TransduceError: the task is another one, or not this model's.
+        TransduceError: the task is unknown, or its languages are not the model's.
     """
     languages = re.fullmatch(r"translation(?:_([^_]+)_to_([^_]+))?", as_text(task))
     if languages is None:
@@ -160,7 +161,10 @@ def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> Tra
     if isinstance(device, int):
         device = "cpu" if device < 0 else f"cuda:{device}"
     translator = load(model, device=device)
-    own = (translator.source_language, translator.target_language)
-    if languages[1] is not None and None not in own and languages.groups() != own:
-        raise TransduceError(f"The task is `{task}`, but {model} translates {own[0]} to {own[1]}: say `translation`.")
+    model_languages = (translator.source_language, translator.target_language)
+    if languages[1] is not None and None not in model_languages and languages.groups() != model_languages:
+        raise TransduceError(
+            f"The task is `{task}`, but {model} translates "
+            f"{model_languages[0]} to {model_languages[1]}: use `translation`."
+        )
     return TranslationPipeline(translator)

@@ -1,4 +1,4 @@
-"""A model folder of any kind, put where and in what it computes."""
+"""Load a model of any kind at a precision and on a device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +27,17 @@ def place_model(
     device: str,
     threads: int | None,
 ) -> ModelFolder[Placed]:
-    """Reads a folder by one of the readers of `folder.py`; sets the number of threads of the whole process.
+    """Read a model folder with a reader of `folder.py`, move the model to a device, and set the process's thread count.
+
+    Args:
+        read: a reader, such as `read_decoder_folder`.
+        folder: the model folder.
+        precision: "fp32", "bf16", "int8" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Raises:
-        TransduceError: the folder or an option is not what it should be.
+        TransduceError: the folder cannot be read, or an option is invalid.
     """
     check_precision(precision)
     machine = detect_machine(device, threads)
@@ -42,15 +49,15 @@ def place_model(
 def place_encoder(
     folder: Path, *, precision: Precision | str, device: str, threads: int | None
 ) -> tuple[Encoder, Tokenizer]:
-    """The same, where an encoder alone is needed.
+    """Load an encoder-only model and its tokenizer at a precision and on a device.
 
     Raises:
-        TransduceError: also where the model is of another kind.
+        TransduceError: the model is of another kind, the folder cannot be read, or an option is invalid.
     """
     content = place_model(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Encoder):
         raise TransduceError(
-            f"An encoder alone is needed here, but the model in {folder} is of the kind `{content.model.config.kind}`: "
-            "name another folder."
+            f"An encoder-only model is needed here, but the model in {folder} is of the kind "
+            f"`{content.model.config.kind}`: name another folder."
         )
     return content.model, content.tokenizer

@@ -1,4 +1,4 @@
-"""What a model computes in: float32, bfloat16, or weights that become 8-bit integers as the model is opened."""
+"""Set a model's precision: float32, bfloat16, or 8-bit integer weights that are quantized on loading."""
 
 from typing import TypeVar, cast
 
@@ -19,17 +19,17 @@ _Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(asked: str) -> None:
-    """Refuses what is no precision.
+    """Refuse an unknown precision.
 
     Raises:
-        TransduceError: it is none of auto, fp32, bf16 and int8.
+        TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
     """
     if asked not in ("auto", "int8", *DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
 
 
 def precision_of(model: Model) -> str:
-    """fp32, bf16 or int8; of a model that somebody converted, what its numbers are."""
+    """Return a model's precision: "fp32", "bf16" or "int8"; for models converted by hand, the dtype's name."""
     if isinstance(model, Packed):
         return "int8"
     dtype = model.source_weight.dtype
@@ -37,37 +37,40 @@ def precision_of(model: Model) -> str:
 
 
 def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
-    """The model where and in what it computes; `auto` is what the machine multiplies fastest without integers.
+    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
+
+    The model is converted in place, except for "int8".
 
     Raises:
-        TransduceError: as `to_eight_bits`.
+        TransduceError: `precision` is "int8" and the model or the device does not support it.
     """
     if asked == "int8":
-        return cast(_Model, to_eight_bits(model, machine.device))  # of a class of the model's own
+        return cast(_Model, to_eight_bits(model, machine.device))  # quantize returns an instance of the model's class
     dtype = DTYPES[machine.precision if asked == "auto" else asked]
     if machine.device == "cpu":
         make_twin(model, dtype)
-    model.to(device=machine.device, dtype=dtype)  # in place
+    model.to(device=machine.device, dtype=dtype)
     return model
 
 
 def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
-    """The model with 8-bit weights; it is used up.
+    """Return the model with 8-bit weights; the original model must not be used afterwards.
 
     Args:
-        model: as it was read, in float32.
-        device: where it is to run.
+        model: the model in float32.
+        device: the device that the model will run on.
 
     Raises:
-        TransduceError: the device is a GPU, the model does not decode, or PyTorch has no such products here.
+        TransduceError: the device is a GPU, the model is not a Transformer that generates text, or PyTorch has no 8-bit
+            matrix multiplication here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
     if not isinstance(model, Transformer | Decoder):
         raise TransduceError(
-            "Precision `int8` is for Transformers that write, but this model is of the kind "
+            "Precision `int8` is for Transformers that generate text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    made = quantize(model, make=product_maker())
-    return_memory()  # of the weights in float32, several times what is left
-    return made
+    quantized = quantize(model, make=product_maker())
+    return_memory()  # the float32 weights take several times the memory of the quantized ones
+    return quantized

@@ -1,4 +1,4 @@
-"""Writes down what a model is about to write in given pairs, to translate by them: `examples.py`.
+"""Build a datastore of sentence pairs for kNN retrieval during translation (`examples.py`).
 
 Legend: P pairs, N target positions of all pairs, D model width, V vocabulary.
 """
@@ -20,31 +20,32 @@ from transduce.runtime.like_lengths import of_like_lengths
 from transduce.runtime.scoring import as_pairs, piece_scores
 from transduce.runtime.translator import Translator
 
-MOST_PIECES = 256  # of a side of a pair that is remembered
-_BATCH_PIECES = 8_192
-_MOST_JUDGED = 200  # pairs by which the weight is chosen
+MOST_PIECES = 256  # maximum tokens of each side of a pair
+_BATCH_TOKENS = 8_192
+_MOST_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
 _WEIGHTS = tuple(number / 10 for number in range(1, 9))
-_TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance of a state to the nearest ones
+_TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
 
 
 class Memory(NamedTuple):
-    """Examples, and how they came about."""
+    """A datastore, with statistics of its construction."""
 
     examples: Examples
+    """The datastore for retrieval."""
     left_out: int
-    """Pairs with a side that is empty or too long."""
+    """Number of pairs that were left out because a side is empty or too long."""
     before: float
-    """The loss of the judged targets by the model alone, in nats a piece."""
+    """Loss of the tuning targets by the model alone, in nats per token."""
     after: float
-    """With examples."""
+    """Loss of the tuning targets with retrieval, in nats per token."""
     judged: int
-    """Target pieces that the weight was chosen by."""
+    """Number of target tokens that the weight and temperature were tuned on."""
 
     def write(self, path: str | Path) -> None:
-        """Writes the examples into a file, whole or not at all.
+        """Write the datastore to a file atomically.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         tensors = {name: tensor.contiguous() for name, tensor in self.examples.remembered._asdict().items()}
         card = msgspec.json.encode(self.examples.card).decode()
@@ -59,35 +60,40 @@ def remember(
     dev: tuple[Sequence[str], Sequence[str]] | None = None,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Memory:
-    """Examples of pairs, for a translator of one model.
+    """Build a datastore from sentence pairs, for a translator with a single model.
 
     Args:
-        translator: whose model translates by them later.
-        sources: sentences.
-        targets: their translations, as many.
-        dev: pairs by which the votes' weight and temperature are chosen; None: some of the pairs themselves, each
-            without what it remembers of it and of pairs with the same source.
-        tell: called with the number of pairs that are done.
+        translator: the translator whose model will use the datastore.
+        sources: source sentences.
+        targets: the translation of each source.
+        dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
+            retrieving itself or pairs with the same source.
+        tell: progress callback, called with the number of finished pairs.
+
+    Returns:
+        The datastore and statistics of its construction.
 
     Raises:
-        TransduceError: there are several models, the numbers differ, or no pair is left.
+        TransduceError: there are several models, the numbers of sources and targets differ, or no pair is left.
     """
     if len(translator.models) > 1:
-        raise TransduceError("Examples are one model's, but there are several: name one.")
+        raise TransduceError("A datastore belongs to one model, but the translator has several: name one.")
     source_ids, target_ids = _encode(translator, sources, targets)
-    kept, given = _of_right_length(source_ids, target_ids), len(source_ids)
-    if not kept:
-        raise TransduceError(f"No pair is left to be remembered: both sides need text of at most {MOST_PIECES} pieces.")
-    source_ids, target_ids = [source_ids[n] for n in kept], [target_ids[n] for n in kept]
-    remembered = _remember(translator, source_ids, target_ids, tell)
-    examples = Examples(remembered, ExampleCard(pairs=len(kept), weight=0.5, temperature=1.0))
+    usable, total = _usable_pairs(source_ids, target_ids), len(source_ids)
+    if not usable:
+        raise TransduceError(
+            f"No pair is left for the datastore: both sides need text of at most {MOST_PIECES} tokens."
+        )
+    source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
+    remembered = _compute_tensors(translator, source_ids, target_ids, tell)
+    examples = Examples(remembered, ExampleCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
-        judged = list(range(0, len(kept), math.ceil(len(kept) / _MOST_JUDGED)))
-        judge = _Judge.among(translator, examples, source_ids, target_ids, judged)
+        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MOST_TUNING_PAIRS)))
+        tuner = _Tuner.among(translator, examples, source_ids, target_ids, tuning_pairs)
     else:
-        judge = _Judge.of(translator, examples, *_encode(translator, *dev))
-    card, before, after = judge.choose(len(kept))
-    return Memory(Examples(remembered, card), given - len(kept), before, after, len(judge.alone))
+        tuner = _Tuner.of(translator, examples, *_encode(translator, *dev))
+    card, loss_without, loss_with = tuner.choose(len(usable))
+    return Memory(Examples(remembered, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
 
 
 def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
@@ -99,24 +105,26 @@ def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[st
     )
 
 
-def _of_right_length(source_ids: Ids, target_ids: Ids) -> list[int]:
-    sides = zip(source_ids, target_ids, strict=True)
-    return [number for number, pair in enumerate(sides) if all(1 < len(ids) <= MOST_PIECES for ids in pair)]
+def _usable_pairs(source_ids: Ids, target_ids: Ids) -> list[int]:
+    pairs = zip(source_ids, target_ids, strict=True)
+    return [number for number, pair in enumerate(pairs) if all(1 < len(ids) <= MOST_PIECES for ids in pair)]
 
 
-def _remember(translator: Translator, source_ids: Ids, target_ids: Ids, tell: Callable[[int], None]) -> Remembered:
+def _compute_tensors(
+    translator: Translator, source_ids: Ids, target_ids: Ids, tell: Callable[[int], None]
+) -> Remembered:
     model, lengths = translator.model, torch.tensor([len(ids) for ids in target_ids])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)
     longest, done = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)], 0
-    for batch in of_like_lengths(longest, _BATCH_PIECES):
-        found = states_of(model, [source_ids[n] for n in batch], [target_ids[n] for n in batch])
-        for number, own in zip(batch, found.split([len(target_ids[n]) for n in batch]), strict=True):
-            states[starts[number] : starts[number + 1]] = own.half()
+    for batch in of_like_lengths(longest, _BATCH_TOKENS):
+        batch_states = states_of(model, [source_ids[n] for n in batch], [target_ids[n] for n in batch])
+        for number, pair_states in zip(batch, batch_states.split([len(target_ids[n]) for n in batch]), strict=True):
+            states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)
         tell(done)
     rarities = _rarities(source_ids, len(model.source_weight))
-    labels = torch.tensor([piece for ids in target_ids for piece in ids], dtype=torch.int32)
+    labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
     first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
     sources = about_sources(model, source_ids, rarities).half()
     return Remembered(states, labels, starts, sources, rarities, *first)
@@ -129,64 +137,68 @@ def _rarities(source_ids: Ids, size: int) -> Tensor:
     return torch.log((len(source_ids) + 1) / (counts + 1))
 
 
-class _Judge:
-    """How likely targets are by the model, and by the votes of their neighbours."""
+class _Tuner:
+    """A tuner of the interpolation weight and temperature, by the target probabilities without and with retrieval."""
 
     def __init__(self, translator: Translator, examples: Examples) -> None:
         self._translator, self._examples = translator, examples
         self.alone: list[float] = []
-        self._voted: list[tuple[Tensor, Tensor]] = []  # of each piece: minus distances², and which voted for it
+        # of each token: negative squared distances, and which neighbors have its label
+        self._voted: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def among(
         cls, translator: Translator, examples: Examples, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
-    ) -> "_Judge":
-        """By some of the pairs themselves."""
-        judge, starts = cls(translator, examples), examples.remembered.starts
-        near = examples.near(translator.model, [source_ids[n] for n in judged], 2 * PAIRS)
-        for number, found in zip(judged, near, strict=True):
-            others = [n for n in found.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
+    ) -> "_Tuner":
+        """Create a tuner on some of the datastore's own pairs, each without itself and pairs with the same source."""
+        tuner, starts = cls(translator, examples), examples.remembered.starts
+        nearest = examples.near(translator.model, [source_ids[n] for n in judged], 2 * PAIRS)
+        for number, pairs in zip(judged, nearest, strict=True):
+            other_pairs = [n for n in pairs.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
             states = examples.remembered.states[starts[number] : starts[number + 1]].float()
-            judge._add(torch.tensor(others[:PAIRS], dtype=torch.int64), states, target_ids[number])
-        return judge
+            tuner._add(torch.tensor(other_pairs[:PAIRS], dtype=torch.int64), states, target_ids[number])
+        return tuner
 
     @classmethod
-    def of(cls, translator: Translator, examples: Examples, source_ids: Ids, target_ids: Ids) -> "_Judge":
-        """By other pairs."""
-        judge, kept = cls(translator, examples), _of_right_length(source_ids, target_ids)
-        kept = kept[:: math.ceil(len(kept) / _MOST_JUDGED)] if kept else kept
-        if not kept:
+    def of(cls, translator: Translator, examples: Examples, source_ids: Ids, target_ids: Ids) -> "_Tuner":
+        """Create a tuner on separate dev pairs."""
+        tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
+        usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
+        if not usable:
             raise TransduceError(
-                f"No dev pair is left to choose by: both sides need text of at most {MOST_PIECES} pieces."
+                f"No dev pair is left for tuning: both sides need text of at most {MOST_PIECES} tokens."
             )
-        near = examples.near(translator.model, [source_ids[n] for n in kept])
-        for number, found in zip(kept, near, strict=True):
+        nearest = examples.near(translator.model, [source_ids[n] for n in usable])
+        for number, pairs in zip(usable, nearest, strict=True):
             states = states_of(translator.model, [source_ids[number]], [target_ids[number]])
-            judge._add(found, states, target_ids[number])
-        return judge
+            tuner._add(pairs, states, target_ids[number])
+        return tuner
 
     def _add(self, pairs: Tensor, states: Tensor, target_ids: Sequence[int]) -> None:
         if not len(pairs):
             return
-        model, chosen = self._translator.model, torch.tensor(target_ids)
+        model, tokens = self._translator.model, torch.tensor(target_ids)
         with torch.inference_mode():
-            given = states.to(model.source_weight), chosen.to(model.source_weight.device)
-            self.alone += piece_scores(model, *given, model.config.never_written).tolist()
-        neighbours = self._examples.neighbours([pairs], torch.device("cpu"))
-        pieces, near = neighbours.nearest(states[None])
+            on_device = states.to(model.source_weight), tokens.to(model.source_weight.device)
+            self.alone += piece_scores(model, *on_device, model.config.never_written).tolist()
+        candidates = self._examples.neighbours([pairs], torch.device("cpu"))
+        labels, near = candidates.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)
-        self._voted.append((near[0] - lengths, pieces[0] == chosen[:, None]))
+        self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[ExampleCard, float, float]:
-        """The weight and temperature by which the targets are likeliest; their loss without examples, and with them."""
+        """Return the card with the best weight and temperature, and the losses without and with retrieval.
+
+        The losses are in nats per token.
+        """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._voted:
-            raise TransduceError("All pairs have the same source, so there is nothing to choose by: give dev pairs.")
+            raise TransduceError("All pairs have the same source, so there is nothing to tune on: pass dev pairs.")
         near = torch.cat([each for each, _ in self._voted]).double()
         right = torch.cat([each for _, each in self._voted])
-        usual = float(-near[near.isfinite()].mean())
+        mean_distance = float(-near[near.isfinite()].mean())
         best: tuple[float, float, float] | None = None
-        for temperature in (usual * factor for factor in _TEMPERATURES):
+        for temperature in (mean_distance * factor for factor in _TEMPERATURES):
             share = ((near / temperature).softmax(-1) * right).sum(-1)
             for weight in _WEIGHTS:
                 loss = float(-torch.logaddexp(alone + math.log1p(-weight), (weight * share).log()).mean())

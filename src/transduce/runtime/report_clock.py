@@ -1,10 +1,10 @@
-"""When a long work says again how far it is."""
+"""Decide when a long task reports its progress again."""
 
 import time
 
 
 class ReportClock:
-    """Runs from its making on, and tells when a report is due."""
+    """A clock that runs from its creation and reports when a progress report is due."""
 
     def __init__(self, every_seconds: float = 10.0) -> None:
         self.every_seconds = every_seconds
@@ -12,11 +12,11 @@ class ReportClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the clock was created."""
         return time.monotonic() - self._started_at
 
     def is_due(self) -> bool:
-        """Whether so many seconds have passed since it said so the last time."""
+        """Return whether the interval has passed since the last due report; if so, the interval restarts."""
         now = time.monotonic()
         if now - self._reported_at < self.every_seconds:
             return False

@@ -1,8 +1,8 @@
-"""A text file that is written in portions and can be gone on with after a crash.
+"""Write a text file in portions so that writing can resume after a crash.
 
-It grows under the name FILE.partial. Beside it, FILE.progress says how many lines of the input are finished and how
-many bytes that is, and is replaced atomically after each portion has reached the disk: whatever stops the program, both
-agree on where to go on. The finished file gets its own name as the last act.
+The file grows under the name FILE.partial. FILE.progress records how many lines of the input are finished and the
+file's size in bytes at that point. It is replaced atomically after each portion is flushed to disk. Whatever stops the
+program, both files agree on where to resume. The finished file is renamed to FILE in the last step.
 """
 
 import hashlib
@@ -21,34 +21,35 @@ _FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How far a file is."""
+    """The progress of a file, as stored in FILE.progress."""
 
     format_version: int = _FORMAT_VERSION
     lines: int = 0
-    """Of the input, finished."""
+    """Number of finished lines of the input."""
     size_bytes: int = 0
-    """Of what was written for them."""
+    """Size in bytes of the output for these lines."""
     input_sha256: str = ""
-    """Of those lines."""
+    """SHA-256 digest of these input lines."""
     options_sha256: str = ""
-    """Of what decides the output: models and settings."""
+    """SHA-256 digest of everything that determines the output: models and settings."""
 
 
 class ResumableFile:
-    """A file that is being written, by one process at a time. A context in which `open` holds it."""
+    """A file that one process writes in portions. As a context manager, it releases the lock that `open` takes."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
-        """Begins, or finds out where to go on.
+        """Start a new file, or find out where to resume.
 
         Args:
-            path: its name when it is finished.
-            options: what decides its content; when it is gone on with, it must be the same.
-            resume: go on with what is there.
+            path: final path of the file.
+            options: everything that determines the content; it must be the same when writing resumes.
+            resume: resume an unfinished file.
 
         Raises:
-            TransduceError: there is something to go on with and `resume` is not said, or it has other options.
+            TransduceError: there is an unfinished file and `resume` is False, or the file was started with other
+                options.
         """
-        self.path = path = path.resolve() if path.is_symlink() else path  # a link stays one
+        self.path = path = path.resolve() if path.is_symlink() else path  # keeps a symbolic link and writes its target
         self.partial = path.with_name(f"{path.name}.partial")
         self.side = path.with_name(f"{path.name}.progress")
         self.options_sha256 = hashlib.sha256(options).hexdigest()
@@ -60,76 +61,76 @@ class ResumableFile:
             if not self.partial.exists():
                 self.is_finished = True
                 self.side.unlink()
-        self._held, self._is_held = ExitStack(), False
+        self._lock, self._is_open = ExitStack(), False
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the file itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Lets go of the file; where nothing came of it, it does not stay behind."""
-        if kind is not None and self._is_held and self.progress.lines == 0:
+        """Release the lock; after an error before the first portion, delete the empty file."""
+        if kind is not None and self._is_open and self.progress.lines == 0:
             self.partial.unlink(missing_ok=True)
-        self._held.close()
+        self._lock.close()
 
     def _read(self, resume: bool) -> Progress:
         try:
             progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
         except (OSError, msgspec.MsgspecError) as error:
-            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start anew.") from None
+            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
             raise TransduceError(
-                f"{self.partial} has {progress.lines:,} lines of an interrupted translation: say --resume to go on, or "
-                f"delete {self.side} to start anew."
+                f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
+                f"continue, or delete {self.side} to start again."
             )
         if progress.options_sha256 != self.options_sha256 or progress.format_version != _FORMAT_VERSION:
             raise TransduceError(
-                f"{self.partial} was begun with another model or other options: use the same, or delete {self.side} "
-                "to start anew."
+                f"{self.partial} was started with another model or other options: use the same, or delete {self.side} "
+                "to start again."
             )
         if self.partial.is_file():
-            is_whole = self.partial.stat().st_size >= progress.size_bytes
-        else:  # it had its own name already when something stopped the program
-            is_whole = self.path.is_file() and self.path.stat().st_size == progress.size_bytes
-        if not is_whole:
-            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start anew.")
+            is_complete = self.partial.stat().st_size >= progress.size_bytes
+        else:  # the program stopped after the final rename
+            is_complete = self.path.is_file() and self.path.stat().st_size == progress.size_bytes
+        if not is_complete:
+            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start again.")
         return progress
 
     def skip(self, lines: list[str]) -> None:
-        """Takes the input's first lines for done.
+        """Skip the first lines of the input, which are already translated.
 
         Raises:
-            TransduceError: they are not those that were translated.
+            TransduceError: the lines differ from the translated ones.
         """
         self._add(lines)
         if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
             raise TransduceError(
                 f"{self.partial} holds translations of {self.progress.lines:,} lines, but the input begins with "
-                f"others: give the same input, or delete {self.side} to start anew."
+                f"other lines: use the same input, or delete {self.side} to start again."
             )
 
     def open(self) -> None:
-        """Has the file end where the finished lines end, and holds it.
+        """Lock the file and truncate it to the finished lines.
 
         Raises:
-            TransduceError: another process writes it.
+            TransduceError: another process writes the file.
         """
         if self.progress.lines == 0:
             self.partial.touch()
         try:
-            self._held.enter_context(sole_user(self.partial))
+            self._lock.enter_context(sole_user(self.partial))
         except (BlockingIOError, FileNotFoundError):
-            raise self._not_alone() from None
-        stands = self.side.read_bytes() if self.side.exists() else None
-        if stands != (self._encoded() if self.progress.lines else None):  # it went on while this one began
-            raise self._not_alone()
+            raise self._locked_error() from None
+        stored = self.side.read_bytes() if self.side.exists() else None
+        if stored != (self._encoded() if self.progress.lines else None):  # another process made progress meanwhile
+            raise self._locked_error()
         os.truncate(self.partial, self.progress.size_bytes)
-        self._is_held = True
+        self._is_open = True
 
     def append(self, lines: list[str], text: str) -> None:
-        """Writes what belongs to further lines of the input."""
+        """Append the output of further input lines, flush it to disk and record the progress."""
         content = text.encode("utf-8", "replace")
         with naming(self.partial), self.partial.open("ab") as file:
             file.write(content)
@@ -145,20 +146,20 @@ class ResumableFile:
         write_file(self.side, self._encoded())
 
     def finish(self) -> None:
-        """Gives the file its name.
+        """Rename the file to its final path.
 
         Raises:
-            TransduceError: it does not have the size of what was written.
+            TransduceError: the file's size differs from what was written.
         """
         if self.partial.stat().st_size != self.progress.size_bytes:
-            raise self._not_alone()
+            raise self._locked_error()
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(self.progress) + b"\n"
 
-    def _not_alone(self) -> TransduceError:
+    def _locked_error(self) -> TransduceError:
         return TransduceError(
             f"Another process is writing {self.path}: wait until it has ended, or name another file with --output."
         )

@@ -1,4 +1,4 @@
-"""`save`: a model that a loop of your own trained or changed, as a folder that `load` and every command open."""
+"""Save a model that your own training loop trained or changed, as a folder that `load` and every command can read."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from transduce.runtime.precision import precision_of
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
-# Runs and imported models have it; `save` writes none.
+# The settings file of runs and imported models; `save` writes none.
 _SETTINGS = "settings.toml"
 
 
@@ -26,20 +26,20 @@ def save(
     tokenizer: Tokenizer,
     languages: tuple[str | None, str | None] = (None, None),
 ) -> None:
-    """Writes a model folder: weights in float32, configuration, tokenizer, manifest.
+    """Write a model folder: weights in float32, configuration, tokenizer and manifest.
 
-    Where Hugging Face has a class for the model, the folder is that class's too. What `save` wrote before is replaced
-    file by file and can be read all the while, so it can be called whenever a loop has found better weights.
+    If Hugging Face has a class for the model, that class can read the folder, too. An earlier save in the folder is
+    replaced file by file and stays readable throughout, so a training loop can save repeatedly.
 
     Args:
-        model: on any device, in fp32 or bf16; it stays as it is.
-        folder: new, empty, or one that `save` wrote.
-        tokenizer: whose ids the model was trained with.
-        languages: codes of source and target, for scores and the service; None where there is none.
+        model: a model on any device, in fp32 or bf16; it is not changed.
+        folder: a new or empty folder, or one that `save` wrote.
+        tokenizer: the tokenizer whose ids the model was trained with.
+        languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: tokenizer and model do not fit together, the model is of another kind or in int8, or the folder
-            holds something else.
+        TransduceError: tokenizer and model do not match, the model is of another kind or in int8, or the folder holds
+            something else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -61,12 +61,12 @@ def save(
 def _check_kind(model: object) -> None:
     if not isinstance(model, Transformer | Recurrent | Decoder):
         raise TransduceError(
-            f"`save` takes a Transformer, a recurrent model or a decoder of transduce, but {type(model).__name__} was "
-            "given: of what `load` opened, hand in its `model`."
+            f"`save` takes a Transformer, a recurrent model or a decoder of transduce, not {type(model).__name__}: "
+            "for what `load` returned, pass its `model`."
         )
     if precision_of(model) == "int8":
         raise TransduceError(
-            "The model's weights are rounded to 8 bits, but a folder holds them in float32: open it with "
+            "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
             '`precision="fp32"`, and save that.'
         )
 

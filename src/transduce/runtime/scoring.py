@@ -1,4 +1,4 @@
-"""How probable given translations are.
+"""Score given translations: compute their log-probabilities.
 
 Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
 """
@@ -23,41 +23,43 @@ from transduce.search.penalty import length_penalty, power_of_length
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
-MOST_PIECES = 1024  # of a side: attention over more would take too much memory
-_BATCH_PIECES = 4096
-# Logits at a time: on a processor so few that its cache holds them, but rows enough for each pass over the matrix.
+MOST_PIECES = 1024  # maximum tokens of a side; attention over more would take too much memory
+_BATCH_TOKENS = 4096
+# Logits computed at a time: few enough for a CPU's cache, but with enough rows for each pass over the weights.
 _CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
-    """A text is too long to be scored."""
+    """An error about a text that is too long to be scored."""
 
     def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
-        """`number` counts the texts of the side from 1."""
+        """Create the error; `number` counts the texts of the side from 1."""
         super().__init__(rule)
         self.side, self.number = side, number
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A model's opinion of a translation."""
+    """The log-probability of a translation by a model."""
 
     source: str
+    """The source text."""
     target: str
+    """The scored translation."""
     pieces: tuple[str, ...]
-    """The target's, without the end symbol."""
+    """The target's tokens, without the end symbol."""
     piece_log_probabilities: tuple[float, ...]
-    """In nats, one a piece and one for the end symbol."""
+    """Log-probability of each token and of the end symbol, in nats."""
     score: float
-    """The log-probability over the length penalty, as search ranks its hypotheses."""
+    """The log-probability divided by the length penalty, as search ranks hypotheses."""
 
     @property
     def log_probability(self) -> float:
-        """ln P(target | source): the sum over the pieces and the end symbol."""
+        """The log-probability ln P(target | source): the sum over the tokens and the end symbol."""
         return sum(self.piece_log_probabilities)
 
 
 def as_translation(score: Score) -> Translation:
-    """The target as if search had found it."""
+    """Return a scored target as a translation, as if search had found it."""
     alternative = Alternative(score.target, score.pieces, score.piece_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
@@ -72,35 +74,39 @@ def score_translations(
     generate: GenerateSettings | None = None,
     longest: int | None = None,
 ) -> list[Score]:
-    """The log-probability of each target given its source.
+    """Compute the log-probability of each target given its source.
 
     Args:
-        models: one, or several, whose probabilities are averaged.
-        tokenizer: theirs.
-        sources: sentences.
-        targets: their translations, as many.
-        alpha: of the length penalty; 0 divides by nothing.
-        generate: where search ranks as `generate` does: what it forces costs nothing, probabilities are over all
-            pieces, and the penalty is length^alpha.
-        longest: pieces beyond which search cuts a source, where figures shall be those of search.
+        models: one model, or several whose probabilities are averaged.
+        tokenizer: the models' tokenizer.
+        sources: source sentences.
+        targets: the translation of each source.
+        alpha: exponent of the length penalty; 0: no penalty.
+        generate: rank as transformers' `generate`: forced tokens have log-probability 0, probabilities are normalized
+            over all tokens, and the penalty is length^alpha.
+        longest: maximum source length in tokens; longer sources would be split by search, so they are refused.
+
+    Returns:
+        A score for each pair.
 
     Raises:
-        TransduceError: their numbers differ, or one is too long (`TooLongError`).
+        TransduceError: the numbers of sources and targets differ.
+        TooLongError: a text is too long.
     """
     sources, targets = as_pairs(sources, targets)
     open_ids = tokenizer.source.encode_batch(sources)
     _check_uncut(open_ids, longest)
     source_ids = [tokenizer.source.closed(ids) for ids in open_ids]
-    forced = _forced_pieces(tokenizer.target, generate)
-    target_ids = [_begun(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
+    forced = _forced_tokens(tokenizer.target, generate)
+    target_ids = [_with_forced(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
     _check_lengths("source", source_ids)
     _check_lengths("target", target_ids)
     values: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
         for numbers in _batches(source_ids, target_ids):
             batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
-            for number, found in zip(numbers, _score_batch(models, *batch, generate), strict=True):
-                values[number] = (*(0.0 for _ in forced), *found[len(forced) :])
+            for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
+                values[number] = (*(0.0 for _ in forced), *log_probabilities[len(forced) :])
     divisor = length_penalty if generate is None else power_of_length
     return [
         Score(
@@ -115,10 +121,10 @@ def score_translations(
 
 
 def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Sentences and as many translations.
+    """Return sources and targets as lists of the same length.
 
     Raises:
-        TransduceError: their numbers differ, or they are no texts.
+        TransduceError: the numbers differ, or an item is not a text.
     """
     sources, targets = as_texts(sources), as_texts(targets)
     if len(sources) != len(targets):
@@ -128,16 +134,16 @@ def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str],
     return sources, targets
 
 
-def _forced_pieces(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
-    """What `generate` begins every translation with, at no cost."""
+def _forced_tokens(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
+    """Return the tokens that `generate` forces at the start of every translation, with log-probability 0."""
     if generate is None:
         return ()
     first = () if generate.forced_first_id is None else (generate.forced_first_id,)
     return target.forced or first
 
 
-def _begun(forced: tuple[int, ...], ids: list[int]) -> list[int]:
-    """A target with the forced pieces, which it may begin with anyway."""
+def _with_forced(forced: tuple[int, ...], ids: list[int]) -> list[int]:
+    """Return a target with the forced tokens at its start; a target that already starts with them is unchanged."""
     return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
 
 
@@ -145,8 +151,8 @@ def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
     for number, ids in enumerate(rows, 1):
         if longest is not None and len(ids) > longest:
             raise TooLongError(
-                f"A source must have at most {longest:,} pieces to be scored, as translating cuts longer ones, but "
-                f"number {number} has {len(ids):,}: cut it into sentences, each with its translation.",
+                f"A source must have at most {longest:,} tokens to be scored, because search splits longer ones, but "
+                f"number {number} has {len(ids):,}: split it into sentences, each with its translation.",
                 "source",
                 number,
             )
@@ -156,20 +162,20 @@ def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[in
     for number, ids in enumerate(rows, 1):
         if len(ids) > MOST_PIECES:
             raise TooLongError(
-                f"A {side} must have at most {MOST_PIECES} pieces to be scored, but number {number} has {len(ids):,}: "
-                "cut it into sentences.",
+                f"A {side} must have at most {MOST_PIECES} tokens to be scored, but number {number} has {len(ids):,}: "
+                "split it into sentences.",
                 side,
                 number,
             )
 
 
 def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """The numbers of pairs of like length, so many that their pieces, padded, stay within bounds."""
+    """Yield batches of pair indices, sorted by length, with a limited number of tokens including padding."""
     batch: list[int] = []
     longest = 0
     for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
         length = max(longest, len(source_ids[number]) + len(target_ids[number]))
-        if batch and (len(batch) + 1) * length > _BATCH_PIECES:
+        if batch and (len(batch) + 1) * length > _BATCH_TOKENS:
             yield batch
             batch, length = [], len(source_ids[number]) + len(target_ids[number])
         batch.append(number)
@@ -184,14 +190,14 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Each target's log-probabilities, piece by piece."""
-    chosen = torch.tensor([piece for ids in target_ids for piece in ids], device=models[0].source_weight.device)  # (N,)
+    """Return the log-probabilities of each target's tokens."""
+    tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.never_written
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
     hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
-    each = torch.stack([piece_scores(model, states, chosen, excluded) for model, states in hidden])
-    values = (each.logsumexp(dim=0) - math.log(len(models))).tolist()
+    log_probabilities = torch.stack([piece_scores(model, states, tokens, excluded) for model, states in hidden])
+    values = (log_probabilities.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = itertools.accumulate(map(len, target_ids))
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
 
@@ -199,7 +205,7 @@ def _score_batch(
 def target_states(
     model: EncoderDecoder, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
 ) -> Tensor:
-    """The decoder's last layer before each piece of given targets, one pair after another, (N, D)."""
+    """Return the output of the last decoder layer before each target token, pairs concatenated, (N, D)."""
     config, device = model.config, model.source_weight.device
     source = pad(source_ids, config.pad_id, device)
     inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
@@ -209,7 +215,10 @@ def target_states(
 
 
 def piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
-    """Log-probabilities of the chosen pieces (N,) after decoder states (N, D), among all but the excluded ones."""
+    """Return the log-probabilities of given tokens (N,) after decoder states (N, D).
+
+    `excluded` tokens have probability zero; the others are normalized without them.
+    """
     never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
     rows = max(_FEWEST_ROWS, elements // model.config.target_vocabulary_size)

@@ -1,4 +1,4 @@
-"""What a model folder says of its use: how it is searched, and how long a text its training has shown it."""
+"""Read the default search settings of a model folder, and the maximum source length of its training."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +15,14 @@ _RUN_SETTINGS = "settings.toml"
 
 
 def read_search_settings(folder: Path) -> SearchSettings:
-    """The settings to search with where nobody says otherwise.
+    """Return the default search settings of a model folder.
 
-    `settings.toml`, which a run writes, goes before `generation_config.json`, of which the beam's size and the rule on
-    repeated n-grams are taken: what it calls a length penalty is another formula. Without either, the paper's. A folder
-    of Hugging Face's is searched as `generate` does it.
+    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
+    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
+    paper's settings apply. Hugging Face folders are searched as transformers' `generate` does.
 
     Raises:
-        TransduceError: a file is there and cannot be read.
+        TransduceError: a file cannot be read.
     """
     if is_foreign(folder):
         return foreign_search_settings(folder)
@@ -37,10 +37,10 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
 
 def read_longest_source(folder: Path) -> int:
-    """Pieces of the longest source that training kept: its run's `data.filters.max_pieces`, else the usual number.
+    """Return the maximum source length of training in tokens (`data.filters.max_pieces`), or the default length.
 
     Raises:
-        TransduceError: the run's settings are there and cannot be read.
+        TransduceError: the run's settings cannot be read.
     """
     if is_foreign(folder) or not (folder / _RUN_SETTINGS).is_file():
         return LONGEST_SOURCE
@@ -65,21 +65,25 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
 
 
 class _GenerationConfig(msgspec.Struct, frozen=True):
-    """What is taken of Hugging Face's file."""
+    """The keys of `generation_config.json` that are used."""
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
 
 
 class _Filters(msgspec.Struct, frozen=True):
+    """The keys of `data.filters` that are used."""
+
     max_pieces: Annotated[int, msgspec.Meta(ge=1)] = LONGEST_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
+    """The keys of `data` that are used."""
+
     filters: _Filters = _Filters()
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """What is taken of a run's settings."""
+    """The keys of a run's settings that are used."""
 
     data: _Data = _Data()

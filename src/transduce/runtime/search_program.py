@@ -1,6 +1,6 @@
-"""Greedy search and beam search in one program, of machine code or on a GPU, where nothing sways the choice of pieces.
+"""Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
 
-Legend: B sentences still in the batch, W hypotheses of each, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Collection
@@ -21,10 +21,12 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer
 
 
 class SearchProgram:
-    """The same hypotheses as those of `BeamSearch`, or of one hypothesis, of `Walk`. Implements `loop.Search`."""
+    """Implements `loop.Search` as a compiled search, with the results of `BeamSearch`, or of `Walk` for a beam of
+    one.
+    """
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
-        """Of a search at its first step."""
+        """Wrap a compiled search at its first step."""
         self.search = search
         self.beam = beam
         self.eos_id = bounds.eos_id
@@ -33,47 +35,47 @@ class SearchProgram:
 
     @property
     def rows(self) -> Tensor:
-        """The places in the batch of the sentences that are still decoded, (B,)."""
+        """Indices in the batch of the sentences that are still decoded, (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
-        """At most so many steps."""
+        """Run at most `steps` decoding steps."""
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
-        """The live ones, best first, and of a beam the best one that has ended, (B, W + 1, t)."""
-        pieces, scores = self.search.live()
+        """Return the live hypotheses, best first, and for a beam also the best finished one, (B, W + 1, t)."""
+        tokens, scores = self.search.live()
         if self.beam.beam_size == 1:
-            return pieces
-        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, pieces.shape[-1])
-        live = pieces.gather(1, order)
+            return tokens
+        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, tokens.shape[-1])
+        live = tokens.gather(1, order)
         last = live[:, 0].clone()
-        for row, place in enumerate(self.search.active.tolist()):
-            for found in self.search.found(place, 1):
-                last[row].fill_(self.eos_id)[: len(found.pieces)] = torch.as_tensor(found.pieces)
+        for row, index in enumerate(self.search.active.tolist()):
+            for finished in self.search.found(index, 1):
+                last[row].fill_(self.eos_id)[: len(finished.pieces)] = torch.as_tensor(finished.pieces)
         return torch.cat([live, last[:, None]], dim=1)
 
     def give_up(self, places: Collection[int]) -> None:
-        """The sentences at these places leave; their live hypotheses count as they are."""
+        """Stop decoding the sentences with these indices; their live hypotheses become results."""
         active = self.search.active.tolist()
-        rows = [row for row, place in enumerate(active) if place in places]
+        rows = [row for row, index in enumerate(active) if index in places]
         if not rows:
             return
         for row, live in zip(rows, self.search.give_up(rows), strict=True):
-            found = [*self.search.found(active[row], self.beam.beam_size), *live]
-            hypotheses = [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in found]
+            results = [*self.search.found(active[row], self.beam.beam_size), *live]
+            hypotheses = [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
 
     def found(self) -> list[list[Hypothesis]]:
-        """The n best of each sentence that has left, best first."""
+        """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
         decoding = set(self.search.active.tolist())
-        return [[] if place in decoding else self._best(place) for place in range(self._sentences)]
+        return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
 
-    def _best(self, place: int) -> list[Hypothesis]:
-        if place in self._given_up:
-            return self._given_up[place][: self.beam.n_best]
-        found = self.search.found(place, self.beam.n_best)
-        return [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in found]
+    def _best(self, index: int) -> list[Hypothesis]:
+        if index in self._given_up:
+            return self._given_up[index][: self.beam.n_best]
+        results = self.search.found(index, self.beam.n_best)
+        return [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in results]
 
     def _hypothesis(
         self, pieces: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
@@ -83,12 +85,12 @@ class SearchProgram:
 
 
 def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchProgram | None:
-    """The search of a scorer at its first step, without rules; None where there is no program, or no room, for it.
+    """Return a compiled search for a scorer at its first step; None if there is none for it, or not enough memory.
 
     Args:
-        scorer: of one model.
-        bounds: where hypotheses begin and end.
-        beam: how many there are; with one, search is greedy.
+        scorer: the scorer, of a single model.
+        bounds: start token, end token and maximum lengths.
+        beam: the beam's size; 1: greedy search.
     """
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
@@ -108,5 +110,5 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
 
 @lru_cache(maxsize=64)
 def _penalties(alpha: float, blocks: int) -> Tensor:
-    """The length penalty of 0, 1, … pieces, so many blocks of 64, float64."""
+    """Return the length penalty of 0, 1, … tokens, for `blocks` × 64 lengths, float64."""
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Doubtful translations are looked for once more, by a wider search with rules against what was doubted."""
+"""Decode translations with quality warnings again, with a wider beam and rules against the problems found."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,20 +18,26 @@ from transduce.text.glossary import Glossary, Term
 from transduce.text.mentions import mentions
 
 _WIDTH = 8
-# What a run of pieces may not do twice, first and then where that was not enough.
-_REPEATED_PIECES = (3, 2)
+"""Minimum beam size of re-decoding."""
+# Lengths of token n-grams that may not repeat: of the first attempt, and of the second if the first does not help.
+_FORBIDDEN_NGRAMS = (3, 2)
 
 
 def review(
     translator: Translator, translations: Iterable[Translation], *, glossary: GivenGlossary = None
 ) -> list[tuple[Doubt, ...]]:
-    """What speaks against each of a translator's translations; mostly nothing. With a glossary, also terms that are not
-    translated as it says.
+    """Return the quality warnings about each translation; most translations have none.
 
-    Where it does not know its languages, or has one alone, nothing is said of words and numbers that stayed or went.
+    Checks for copied or untranslated text and for numbers run only if the translator knows its two languages and they
+    differ.
+
+    Args:
+        translator: the translator that made the translations.
+        translations: the translations.
+        glossary: terms that must be translated as specified; missing terms give a warning.
 
     Raises:
-        TransduceError: they are no translations.
+        TransduceError: an item is not a translation.
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
@@ -51,92 +57,99 @@ def look_again(
     phrases: Iterable[Iterable[str]] | None = None,
     glossary: GivenGlossary = None,
 ) -> list[Translation]:
-    """The same translations; those of which one with fewer doubts is found have it as their best alternative.
+    """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
-    A second search has a beam of 8 at least, takes the likeliest of its alternatives with the fewest doubts, puts in
-    numbers that were missing, and may not repeat runs of pieces where that, or the length, was the doubt.
+    The second search has a beam of at least 8 and takes the most probable alternative with the fewest warnings. It
+    inserts missing numbers. If the warning was about repetition or length, repeated n-grams are forbidden.
 
     Args:
-        translator: that made them.
-        translations: as they were made.
-        search: how they were; the translator's own settings where nothing is said.
-        prefix: what each begins with, as in `Translator.translate`.
-        phrases: what each contains, likewise.
-        glossary: terms, and what translations contain of those that are in their sentences, likewise.
+        translator: the translator that made the translations.
+        translations: the translations.
+        search: the search settings of the first search; None: the translator's settings.
+        prefix: text that each translation must start with.
+        phrases: phrases that each translation must contain.
+        glossary: terms that must be translated as specified.
+
+    Returns:
+        The translations, some of them with a better alternative first.
 
     Raises:
-        TransduceError: as `Translator.translate`.
+        TransduceError: an argument is invalid, as in `Translator.translate`.
     """
-    found, search = _checked(translations), checked_search(search or translator.search)
-    wanted = [[]] * len(found) if phrases is None else as_many("list of phrases", len(found), map(as_phrases, phrases))
+    results, search = _checked(translations), checked_search(search or translator.search)
+    required = (
+        [[]] * len(results) if phrases is None else as_many("list of phrases", len(results), map(as_phrases, phrases))
+    )
     terms = as_glossary(glossary)
-    doubts = review(translator, found, glossary=terms)
-    if terms is not None and any(doubt.kind == "terms" for own in doubts for doubt in own):
-        found = _put_terms(translator, found, terms, search)
-        doubts = review(translator, found, glossary=terms)
-    for attempt, forbidden_run in enumerate(_REPEATED_PIECES):
+    doubts = review(translator, results, glossary=terms)
+    if terms is not None and any(doubt.kind == "terms" for warnings in doubts for doubt in warnings):
+        results = _put_terms(translator, results, terms, search)
+        doubts = review(translator, results, glossary=terms)
+    for attempt, forbidden_run in enumerate(_FORBIDDEN_NGRAMS):
         groups: dict[int, list[int]] = {}
-        for number, own in enumerate(doubts):
-            repeats = any(doubt.kind in ("repeated", "cut") for doubt in own)
-            if _weight(own) > (0, 0) and (repeats or attempt == 0):
+        for number, warnings in enumerate(doubts):
+            repeats = any(doubt.kind in ("repeated", "cut") for doubt in warnings)
+            if _severity(warnings) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
             missing = [
-                each for number in numbers for each in _numbers(translator, found[number], doubts[number], search)
+                number_text
+                for number in numbers
+                for number_text in _numbers(translator, results[number], doubts[number], search)
             ]
             again = translator.translate(
-                [found[number].source for number in numbers],
+                [results[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
-                phrases=[wanted[number] for number in numbers],
+                phrases=[required[number] for number in numbers],
                 glossary=_with_numbers(terms, missing),
             )
-            for number, other in zip(numbers, again, strict=True):
-                best, known = _least_doubted(translator, other, terms)
-                if _weight(known) < _weight(doubts[number]):
-                    former = found[number].alternatives
-                    alternatives = (best, *(each for each in former if each.text != best.text))[: len(former)]
-                    found[number] = msgspec.structs.replace(other, alternatives=alternatives)
-                    doubts[number] = known
-    return found
+            for number, translation in zip(numbers, again, strict=True):
+                best, new_warnings = _fewest_warnings(translator, translation, terms)
+                if _severity(new_warnings) < _severity(doubts[number]):
+                    former = results[number].alternatives
+                    alternatives = (best, *(number_text for number_text in former if number_text.text != best.text))[
+                        : len(former)
+                    ]
+                    results[number] = msgspec.structs.replace(translation, alternatives=alternatives)
+                    doubts[number] = new_warnings
+    return results
 
 
 def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
-    """The same translations, with terms that they lack where it is clear where these belong."""
+    """Return the translations with missing glossary terms inserted where their position is clear."""
     source = translator.tokenizer.source
     parts = [
         Part(each.source, number, 0, source.closed(source.encode(each.source)))
         for number, each in enumerate(translations)
     ]
-    found = dict(zip((part.key for part in parts), translations, strict=True))
-    changed = put_terms(parts, found, glossary, search, translator.view(search))
-    return [changed.get(key, translation) for key, translation in found.items()]
+    by_key = dict(zip((part.key for part in parts), translations, strict=True))
+    changed = put_terms(parts, by_key, glossary, search, translator.view(search))
+    return [changed.get(key, translation) for key, translation in by_key.items()]
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """A glossary by which numbers stay as they are."""
+    """Return a glossary that also keeps these numbers unchanged."""
     if not numbers:
         return glossary
     return Glossary([*(glossary.terms if glossary else ()), *(Term(number, (number,)) for number in numbers)])
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
-    """What is handed in, as a list.
+    """Return the translations as a list.
 
     Raises:
-        TransduceError: there is something else among it.
+        TransduceError: an item is not a translation.
     """
     if isinstance(translations, Translation) or not isinstance(translations, Iterable):
-        raise TransduceError(f"A list of translations is asked for, but {translations!r} was given: write [it].")
-    found = list(translations)
-    for each in found:
+        raise TransduceError(f"Pass a list of translations, not {translations!r}.")
+    checked = list(translations)
+    for each in checked:
         if not isinstance(each, Translation):
-            raise TransduceError(
-                f"What a translator returned is asked for, `Translation`s, but {each!r} is among it: translate first."
-            )
-    return found
+            raise TransduceError(f"Pass the `Translation`s that a translator returned, not {each!r}: translate first.")
+    return checked
 
 
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
@@ -155,8 +168,10 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, doubts: Sequence[Doubt], search: SearchSettings
 ) -> list[str]:
-    """What is missing, if that is a doubt, and the model can and may write it, at whatever length; no date and no time
-    of day, which the translation may have in a form of its own.
+    """Return the missing numbers that re-decoding can insert.
+
+    Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
+    them and may do so. Dates and times are excluded, because a translation may write them in another form.
     """
     if search.max_length is not None or not any(doubt.kind == "numbers" for doubt in doubts):
         return []
@@ -170,16 +185,16 @@ def _numbers(
     ]
 
 
-def _least_doubted(
+def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
 ) -> tuple[Alternative, tuple[Doubt, ...]]:
-    """The first of the alternatives that have the fewest doubts, and these."""
-    each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
-    doubts = review(translator, each, glossary=glossary)
-    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _weight(one[1]))
+    """Return the first alternative with the fewest warnings, and these warnings."""
+    variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
+    doubts = review(translator, variants, glossary=glossary)
+    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _severity(one[1]))
 
 
-def _weight(doubts: Sequence[Doubt]) -> tuple[int, int]:
-    """What shows weighs more than what the model holds for unlikely; what it could not read is no fault of a search."""
+def _severity(doubts: Sequence[Doubt]) -> tuple[int, int]:
+    """Rank warnings: visible problems count before a low probability; unreadable source characters do not count."""
     kinds = [doubt.kind for doubt in doubts if doubt.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

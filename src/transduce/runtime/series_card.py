@@ -1,4 +1,4 @@
-"""What a folder says of the time series that its model was trained on."""
+"""Describe the time series that a folder's model was trained on."""
 
 from pathlib import Path
 
@@ -12,39 +12,40 @@ SERIES_CARD = "series.json"
 
 
 class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The series, their scale, and what a forecast reads and tells."""
+    """A description of the series: their scale, and the lengths of history and forecast."""
 
     columns: tuple[str, ...]
-    """Names of the series, in the order of the model's."""
+    """Names of the series, in the model's order."""
     past: int
-    """Points that are read."""
+    """Number of past points that the model reads."""
     horizon: int
-    """Points that training foretold at a time."""
+    """Number of points that the model was trained to forecast at once."""
     season: int
-    """Points of a season, as the training part has it; 1: none."""
+    """Season length in points, detected in the training data; 1: no season."""
     scale: SeriesScale
+    """Mean and standard deviation of each series."""
 
     def __post_init__(self) -> None:
         if len(self.columns) != len(self.scale.means) or not self.columns:
             raise TransduceError(
-                f"A card of series names each one that it has a scale for, but it has {len(self.columns)} names and "
+                f"A series card needs a scale for each series, but it has {len(self.columns)} names and "
                 f"{len(self.scale.means)} scales."
             )
         if self.horizon < 1 or not 1 <= self.season <= self.past:
             raise TransduceError(
-                "A card of series has a positive horizon, and a season within the past, but it has the horizon "
+                "A series card needs a positive horizon and a season no longer than the past, but it has the horizon "
                 f"{self.horizon}, the season {self.season} and the past {self.past}."
             )
 
     def text(self) -> str:
-        """The card as the folder has it."""
+        """Return the card as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
 def read_series_card(folder: Path) -> SeriesCard:
-    """The card of a folder.
+    """Read the series card of a model folder.
 
     Raises:
-        TransduceError: it is missing, cannot be read, or contradicts itself.
+        TransduceError: the card is missing, cannot be read, or is inconsistent.
     """
     return read_json(folder, SERIES_CARD, SeriesCard)

@@ -1,20 +1,20 @@
-"""Translations as they grow.
+"""Show translations while they are generated.
 
-Legend: W hypotheses of one sentence, t pieces so far.
+Legend: W hypotheses of one sentence, t tokens so far.
 """
 
 from torch import Tensor
 
 from transduce.text.vocabulary import Vocabulary
 
-_UNFINISHED = "\ufffd"  # what a character is read as while bytes of it are missing
+_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 
 
 class GrowingText:
-    """The text that is certain to stand at the beginning of a translation, while it is searched for.
+    """The final prefix of a translation during search.
 
-    What all hypotheses begin with is certain: as an observer of a search sees them, the best finished one is among
-    them. Greedy search and sampling have one hypothesis, so that every piece is certain at once.
+    The common prefix of all hypotheses is final, because observers of a search also see the best finished hypothesis.
+    With greedy search and sampling there is one hypothesis, so every token is final at once.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -22,7 +22,7 @@ class GrowingText:
         self.shown = ""
 
     def grow(self, pieces: Tensor) -> str:
-        """What has become certain with these hypotheses (W, t): a piece of text, possibly empty."""
+        """Return the text that became final with these hypotheses (W, t); it may be empty."""
         same = (pieces == pieces[:1]).all(dim=0) & (pieces[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
         text = self.vocabulary.decode(pieces[0, :certain].tolist()).rstrip(_UNFINISHED)
@@ -31,7 +31,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """The rest of the whole translation."""
+        """Return the rest of the complete translation."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:

@@ -1,10 +1,11 @@
-"""Bit-equal scores whatever the batch: shapes in which a row's result does not depend on the other rows.
+"""Make scores independent of the batch, bit by bit (batch invariance).
 
-A matrix product sums a row in another order when there are only a few rows, or when several threads share the work; and
-attention does when sentences are padded to another length. So in a strict batch every product has 16 rows at least,
-sources are padded to the next multiple of 16 of their own length and meet only their like, and one thread computes.
-(Our own kernels sum a row in one order anyway, and are not given such rows.) That this is enough is a property of the
-machine and its libraries: a proof tries it, and refuses where it is not.
+The libraries' matrix multiplication sums a row in another order if there are few rows or if threads share the work.
+Attention does so if sentences are padded to another length. A batch-invariant batch therefore has at least 16 rows in
+every matrix multiplication and is computed by one thread. Sources are padded to the next multiple of 16 of their own
+length and are only batched with sources of the same padded length. Our own kernels sum each row in a fixed order and
+need no such rows. Whether this suffices depends on the machine and its libraries, so a proof run checks it.
+
 Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
 """
 
@@ -23,27 +24,31 @@ from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
 LEAST_ROWS = 16
-MULTIPLE = 16  # of the source's length
-MOST_SENTENCES = 64  # in a batch: what the proof tries
+MULTIPLE = 16  # of the padded source length
+MOST_SENTENCES = 64  # maximum in a batch, as checked by the proof run
 _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
+"""A function that searches one batch of token ids and returns the hypotheses of each sentence."""
 
 
 def strict_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
 ) -> "TransformerScorer | StrictScorer":
-    """Encodes source_ids (B, S), S a multiple of 16; the arguments are those of `TransformerScorer`."""
+    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
+
+    The arguments are those of `TransformerScorer`.
+    """
     inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
     return StrictScorer(inner, source_ids) if native_state(inner.state) is None else inner
 
 
 class StrictScorer:
-    """A `TransformerScorer` that never computes with few rows: copies of sentences fill its batch up."""
+    """A `TransformerScorer` that fills small batches with copies of a sentence, to avoid computing with few rows."""
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
-        """Of one at its first step, which has encoded source_ids (B, S)."""
+        """Wrap a scorer at its first step that has encoded source_ids (B, S)."""
         self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
@@ -51,58 +56,58 @@ class StrictScorer:
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
     def step(self, pieces: Tensor) -> Tensor:
-        """Logits of the next piece, (B, W, V)."""
+        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         return self.inner.step(self._fill(pieces))[: self.sentences]
 
     def attention(self) -> Tensor:
-        """The newest step's attention, (B, W, S)."""
+        """Return the newest step's attention to the source, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep only the sentences with these indices in the batch."""
         self.sentences = len(rows)
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keeps these and, as copies of the first one, as many as it takes."""
+        """Keep the sentences with these indices, filled up with copies of the first one to the minimum of rows."""
         needed = -(-LEAST_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """(B, W) with rows for the copies."""
+        """Return values (B, W) with rows appended for the copies."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def bucket(length: int) -> int:
-    """The length to which a source of this many pieces is padded."""
+    """Return the padded length of a source with this many tokens."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 class StrictProof:
-    """Proves, once for each kind of search, that strict results can be had in this process."""
+    """A proof run that checks whether results are batch-invariant in this process, once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
-        """Prepares.
+        """Create a proof.
 
         Args:
-            search_ids: finds hypotheses for one batch of sentences.
-            vocabulary: of the source.
+            search_ids: searches one batch of sentences.
+            vocabulary: the source vocabulary.
         """
         self.search_ids = search_ids
         self.vocabulary = vocabulary
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
-        """Searches for the same sentences alone and in batches, and compares all scores bit by bit.
+        """Search for the same sentences in batches of different sizes and compare all results bit by bit.
 
         Raises:
-            TransduceError: this process computes with several threads, or a score depends on the batch.
+            TransduceError: the process computes with several threads, or a result depends on the batch.
         """
         threads = torch.get_num_threads()
         if threads != 1:
@@ -120,10 +125,10 @@ class StrictProof:
         self._proved.add(short)
 
     def _compare(self, sources: list[list[int]], search: SearchSettings) -> None:
-        whole = self.search_ids(sources, search)
+        expected = self.search_ids(sources, search)
         for size in _TRIED_BATCHES:
-            # What is sampled depends on the place, so the first sentences are compared with themselves.
-            if self.search_ids(sources[:size], search) != whole[:size]:
+            # Sampling depends on the position in the batch, so only the first sentences are compared.
+            if self.search_ids(sources[:size], search) != expected[:size]:
                 raise TransduceError(
                     "Strict results cannot be had on this machine at this precision: a sentence got another score in "
                     f"a batch of {size} than in one of {len(sources)}; leave `strict` out, or try precision `fp32`."
@@ -131,19 +136,19 @@ class StrictProof:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Sentences of random pieces with the end symbol, of all lengths in a bucket."""
+    """Return sentences of random tokens with the end symbol, of all lengths that are padded to one length."""
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)
     rows = torch.randint(len(text_ids), (MOST_SENTENCES, bucket_length), generator=generator).tolist()
     return [
-        [*(text_ids[place] for place in row[: bucket_length - 1 - n % MULTIPLE]), vocabulary.eos_id]
+        [*(text_ids[index] for index in row[: bucket_length - 1 - n % MULTIPLE]), vocabulary.eos_id]
         for n, row in enumerate(rows)
     ]
 
 
 def check_buckets(source_ids: Sequence[Sequence[int]]) -> int:
-    """The one length that all sources of a strict batch are padded to."""
+    """Return the common padded length of all sources in a batch-invariant batch."""
     lengths = {bucket(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(f"a strict batch must hold sources that are padded to one length, but has {sorted(lengths)}")

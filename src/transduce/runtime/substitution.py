@@ -1,8 +1,9 @@
-"""Terms put into translations that have others in their place.
+"""Insert glossary terms into translations that render the terms differently.
 
-Which words stand for a term the model itself tells: those that it holds for much less likely once the term is taken
-out of the source. They are replaced, and the rest stays; of several targets the model likes one best. A search that is
-forced to write a term knows nothing of its place: it leaves the word that it would have written, and appends the term.
+Occlusion finds the words of the translation that stand for a term: they become much less probable when the term is
+removed from the source. These words are replaced, and the rest of the translation stays; of several target terms, the
+model picks the most probable result. A search constrained to write a term does not know the term's position: it keeps
+the word it would have written, and appends the term.
 """
 
 import re
@@ -25,44 +26,49 @@ from transduce.text.mentions import as_compared, in_spaced_word, is_whole, menti
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
-# A word that stands for a term mostly loses 2 to 15 nats with it, other words less than one. Chosen on Tatoeba's dev.
+# The word that stands for a term mostly loses 2 to 15 nats without it, other words less than 1. Tuned on Tatoeba's dev
+# set.
 FEWEST_NATS = 1.0
-# Of the loss of the word that loses most: neighbours that lose as much may stand for the term together with it.
+# Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _OF_ONE_PIECE = 0.999
-_MOST_PARTS = 20  # of what loses much in a script without spaces: each is tried
-_MOST_FORMS = 8  # of a term that are tried
+"""Minimum share of the strongest loss for characters that belong to the same token."""
+_MOST_PARTS = 20  # candidate spans tried in a script without spaces
+_MOST_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
 class ModelView(NamedTuple):
-    """What is asked of the model that made the translations."""
+    """The functions of a translation model that term insertion needs."""
 
     vocabulary: Vocabulary
-    """Of the target."""
+    """The target vocabulary."""
     score: Scoring
-    """With the search's own penalty."""
+    """Scores pairs, with the length penalty of the search."""
     translate: Callable[[Sequence[str]], list[Translation]]
-    """Without a glossary: how it translates terms by themselves."""
+    """Translates texts without a glossary; used to translate terms on their own."""
     most_pieces: int = MOST_PIECES
-    """Of a translation that it can score."""
+    """Maximum number of tokens in a translation that the model can score."""
 
 
 class Draft(NamedTuple):
-    """An alternative that lacks terms."""
+    """An alternative translation that lacks glossary terms."""
 
     part: Part
+    """The part of a sentence."""
     alternative: Alternative
+    """Its alternative translation."""
 
 
-class _Place(NamedTuple):
-    """Where a term belongs in a translation."""
+class _Position(NamedTuple):
+    """A term's position in a translation."""
 
     spans: tuple[Span, ...]
-    """What it may replace: a word, or more."""
+    """Spans that the term may replace, each of one word or more."""
     term: Term
-    twins: tuple[Span, ...]
-    """The same word elsewhere, where it depends on the term as well: a name that comes twice."""
+    """The glossary term."""
+    repeats: tuple[Span, ...]
+    """Other occurrences of the same word that also depend on the term, such as a name that occurs twice."""
 
 
 def put_terms(
@@ -73,19 +79,22 @@ def put_terms(
     model: ModelView,
     fewest_nats: float = FEWEST_NATS,
 ) -> dict[tuple[int, int], Translation]:
-    """The translations of parts whose alternatives lack terms, with those alternatives of which it is clear where terms
-    belong, and those that have theirs; in the order in which the search ranked them, for what a term costs says nothing
-    of the rest.
+    """Insert missing terms into the alternatives of translations where the terms' positions are clear.
 
     Args:
-        parts: of sentences.
-        found: their translations by their keys; one that is not there was given up.
-        glossary: whose terms they lack.
-        search: how they were found; its greatest and least length, and what it forbids, hold here, too.
-        model: that made them.
-        fewest_nats: that a word loses which stands for a term; below `FEWEST_NATS`, others lose less than half of it.
+        parts: parts of sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        glossary: the glossary.
+        search: the search settings; length limits and forbidden texts apply to the results, too.
+        model: the model that made the translations.
+        fewest_nats: minimum loss of a word that stands for a term. Below `FEWEST_NATS`, other words must lose less than
+            half as much.
+
+    Returns:
+        Changed translations by key: the alternatives that have their terms, in the order of the search. Their order is
+        kept because the cost of a term says nothing about the rest.
     """
-    if search.no_repeated_ngrams:  # a term may well be said twice
+    if search.no_repeated_ngrams:  # a term may occur twice
         return {}
     drafts = [
         Draft(part, alternative)
@@ -98,11 +107,11 @@ def put_terms(
     ]
     changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, fewest_nats)
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
-    for draft, own in zip(drafts, changed, strict=True):
-        if own is None or is_spoilt(own.source, draft.alternative.text, own.target, glossary):
+    for draft, score in zip(drafts, changed, strict=True):
+        if score is None or is_spoilt(score.source, draft.alternative.text, score.target, glossary):
             continue
-        if _is_allowed(own, search):
-            better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(own).alternatives[0]
+        if _is_allowed(score, search):
+            better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(score).alternatives[0]
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
         key: _with_alternatives(
@@ -114,14 +123,14 @@ def put_terms(
 
 
 def _is_allowed(changed: Score, search: SearchSettings) -> bool:
-    """Whether it has as many pieces as it may have, the end symbol counted, and must have, and nothing forbidden."""
-    pieces = len(changed.pieces)
-    fits = pieces >= search.min_length and (search.max_length is None or pieces < search.max_length)
+    """Return whether a changed translation obeys the length limits and contains no forbidden text."""
+    num_tokens = len(changed.pieces)
+    fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)
     return fits and not any(mentions(changed.target, forbidden) for forbidden in search.forbidden)
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
-    """With these, none twice."""
+    """Return a translation with the given alternatives, without duplicates."""
     different: dict[str, Alternative] = {}
     for each in alternatives:
         different.setdefault(each.text, each)
@@ -131,79 +140,93 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 def substitute(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float = FEWEST_NATS
 ) -> list[Score | None]:
-    """Each translation with the terms that it lacks, as the model scores it; None where their places are not clear.
+    """Return each translation with its missing terms, scored; None where the terms' positions are unclear.
 
     Args:
         pairs: sources and their translations.
-        glossary: whose terms they lack.
-        model: that made them.
-        fewest_nats: as in `put_terms`.
+        glossary: the glossary.
+        model: the model that made the translations.
+        fewest_nats: minimum loss of a word that stands for a term, as in `put_terms`.
     """
-    places = _find_places(pairs, glossary, model, fewest_nats)
-    variants = [list(_variants(text, own or [])) for (_, text), own in zip(pairs, places, strict=True)]
-    asked = [(source, each) for (source, _), own in zip(pairs, variants, strict=True) for each in own]
-    scores = iter(score_pairs(asked, model.score))
-    found = [max((next(scores) for _ in own), key=_preference, default=None) for own in variants]
-    return [None if best is None or glossary.missing(best.source, best.target) else best for best in found]
+    positions = _find_positions(pairs, glossary, model, fewest_nats)
+    variants = [
+        list(_variants(text, each_variants or [])) for (_, text), each_variants in zip(pairs, positions, strict=True)
+    ]
+    candidates = [
+        (source, each) for (source, _), each_variants in zip(pairs, variants, strict=True) for each in each_variants
+    ]
+    scores = iter(score_pairs(candidates, model.score))
+    best_scores = [
+        max((next(scores) for _ in each_variants), key=_preference, default=None) for each_variants in variants
+    ]
+    return [None if best is None or glossary.missing(best.source, best.target) else best for best in best_scores]
 
 
 def _preference(score: Score) -> tuple[float, str]:
-    """The log-probability of a piece, as of whole texts the shorter would be the likelier; and what tells equals."""
+    """Return a sort key: the mean log-probability per token; ties are broken by the text."""
     return score.log_probability / len(score.piece_log_probabilities), score.target
 
 
-def _find_places(
+def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float
-) -> Iterator[list[_Place] | None]:
-    """Where each translation's terms belong, from left to right; None where that is not clear."""
+) -> Iterator[list[_Position] | None]:
+    """Yield the positions of each translation's missing terms, left to right; None where a position is unclear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
     pairs_of_terms = zip(pairs, lacking, strict=True)
-    known = sorted({term.source for (_, text), own in pairs_of_terms if unspaced_characters(text) for term in own})
-    usual = dict(zip(known, (_words_of(each.text) for each in model.translate(known)), strict=True))
-    asked = [
+    term_sources = sorted(
+        {term.source for (_, text), own in pairs_of_terms if unspaced_characters(text) for term in own}
+    )
+    term_translations = dict(
+        zip(term_sources, (_trim_to_words(each.text) for each in model.translate(term_sources)), strict=True)
+    )
+    requests = [
         Occlusion(source, text, [glossary.without(source, term) for term in terms])
         for (source, text), terms in zip(pairs, lacking, strict=True)
     ]
-    answers = word_losses(asked, model.vocabulary, model.score)
+    answers = word_losses(requests, model.vocabulary, model.score)
     for (source, text), terms, losses in zip(pairs, lacking, answers, strict=True):
         words = word_spans(text)
         counts = Counter(term for _, _, term in glossary.places(as_compared(source)))
-        found = [
-            _best_place(text, words, own, term, usual.get(term.source, ""), comes_again=counts[term] > 1)
+        candidates = [
+            _best_position(text, words, own, term, term_translations.get(term.source, ""), comes_again=counts[term] > 1)
             if _stands_out(own, fewest_nats)
             else None
             for own, term in zip(losses, terms, strict=True)
         ]
-        places = sorted((place for place in found if place is not None), key=lambda place: place.spans)
-        apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(places))
-        yield places if len(places) == len(terms) and apart else None
+        positions = sorted(
+            (position for position in candidates if position is not None), key=lambda position: position.spans
+        )
+        apart = all(one.spans[0].end <= other.spans[0].start for one, other in pairwise(positions))
+        yield positions if len(positions) == len(terms) and apart else None
 
 
 def _stands_out(losses: Sequence[float], fewest_nats: float) -> bool:
-    """Whether a word loses so much, and, where that is little, no other one half of it."""
+    """Return whether a word loses enough and, if its loss is small, no other word loses half as much."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= fewest_nats and (first >= FEWEST_NATS or second < _NEIGHBOURS_SHARE * first)
 
 
-def _words_of(text: str) -> str:
-    """A text without what is no word at its edges."""
+def _trim_to_words(text: str) -> str:
+    """Return a text without punctuation and spaces at its edges."""
     words = word_spans(text)
     return text[words[0].start : words[-1].end] if words else ""
 
 
-def _best_place(
-    text: str, words: list[Span], losses: list[float], term: Term, usual: str, *, comes_again: bool
-) -> _Place:
-    """The word that loses most, also with the neighbours that lose much, on either side; and the same word elsewhere,
-    where it loses as much, or the term comes again in the source. In a script without spaces, the term's usual
-    translation there, or else any part of what loses much.
+def _best_position(
+    text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
+) -> _Position:
+    """Return the position of a term: the word with the highest loss, with alternatives and further occurrences.
+
+    The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
+    the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
+    the word count if they lose as much or if the term occurs several times in the source.
     """
     strongest = max(losses)
     start = end = losses.index(strongest)
     while (
         end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _OF_ONE_PIECE * strongest
     ):
-        end += 1  # characters of one piece, in a script without spaces
+        end += 1  # characters of one token, in a script without spaces
     first, last, enough = start, end, max(min(FEWEST_NATS, strongest), strongest * _NEIGHBOURS_SHARE)
     while first > 0 and losses[first - 1] >= enough:
         first -= 1
@@ -211,51 +234,51 @@ def _best_place(
         last += 1
     core = Span(words[start].start, words[end].end)
     reaches = list(product((start, first), (end, last)))
-    if not in_spaced_word(text[core.start]):  # pieces go over several words there
-        known = _place_of(usual, text, Span(words[first].start, words[last].end))
-        places = range(first, last + 1)
-        reaches = [] if known else [(one, two) for one in places for two in places if one <= two]
-        core = known or core
+    if not in_spaced_word(text[core.start]):  # tokens may cover several words
+        usual_span = _find_near(usual_translation, text, Span(words[first].start, words[last].end))
+        indices = range(first, last + 1)
+        reaches = [] if usual_span else [(one, two) for one in indices for two in indices if one <= two]
+        core = usual_span or core
     spans = dict.fromkeys([core, *(Span(words[one].start, words[two].end) for one, two in reaches[:_MOST_PARTS])])
-    twins = tuple(
+    repeats = tuple(
         Span(match.start(), match.end())
         for match in re.finditer(re.escape(text[slice(*core)]), text, re.IGNORECASE)
         if match.start() != core.start and is_whole(text, *match.span())
         if comes_again or _least_loss(words, losses, Span(*match.span())) >= enough
     )
-    apart = (span for span in spans if all(twin.end <= span.start or span.end <= twin.start for twin in twins))
-    return _Place(tuple(apart), term, twins)
+    apart = (span for span in spans if all(repeat.end <= span.start or span.end <= repeat.start for repeat in repeats))
+    return _Position(tuple(apart), term, repeats)
 
 
-def _place_of(usual: str, text: str, around: Span) -> Span | None:
-    """Where a term's usual translation is, as far as it is there."""
-    for match in re.finditer(re.escape(usual), text) if usual else ():
+def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
+    """Return the span of a term's usual translation that overlaps `around`; None if there is none."""
+    for match in re.finditer(re.escape(usual_translation), text) if usual_translation else ():
         if match.start() < around.end and around.start < match.end():
             return Span(*match.span())
     return None
 
 
 def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
-    """Of the words of a span, what the one loses that loses least."""
+    """Return the smallest loss of a word that overlaps a span."""
     pairs = zip(words, losses, strict=True)
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
-def _variants(text: str, places: Sequence[_Place]) -> Iterator[str]:
-    """The text with its terms, for each way to put each of them, while the others are put in their first ways."""
-    usual = [_ways(place)[0] for place in places]
-    for number, place in enumerate(places):
-        others = [way for own in usual[:number] + usual[number + 1 :] for way in own]
-        for own in _ways(place):
-            ways = sorted([*others, *own])
+def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
+    """Yield texts with all terms inserted, each way for one term while the others use their first way."""
+    first_ways = [_ways(position)[0] for position in positions]
+    for number, position in enumerate(positions):
+        other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
+        for edits in _ways(position):
+            ways = sorted([*other_edits, *edits])
             if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
                 yield _put(text, ways)
 
 
-def _ways(place: _Place) -> list[list[tuple[Span, str]]]:
-    """What may be replaced by what, the usual way first."""
-    ways = product(place.spans, place.term.targets[:_MOST_FORMS])
-    return [[(span, target), *((twin, target) for twin in place.twins)] for span, target in ways]
+def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
+    """Return the ways to insert a term, the preferred one first; each is a list of spans and their replacements."""
+    ways = product(position.spans, position.term.targets[:_MOST_FORMS])
+    return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 
 
 def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:

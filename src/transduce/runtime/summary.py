@@ -1,15 +1,15 @@
-"""What an opened model says of itself at a prompt."""
+"""Format the one-line summary of a loaded model."""
 
 from transduce.model.build import AnyModel
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:
-    """One line, as in `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
+    """Return a summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
 
     Args:
-        name: of the class.
-        model: what it runs.
-        parts: what else is worth knowing; the first one stands before the model's kind and size, the others behind.
+        name: name of the class.
+        model: the model.
+        parts: further details; the first precedes the model's kind and size, the others follow.
     """
     config = model.config
     one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}

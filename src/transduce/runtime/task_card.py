@@ -1,4 +1,4 @@
-"""What a model folder says of its task, where the model alone does not tell what it is for."""
+"""Describe the task that a folder's model was trained for."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,30 +14,31 @@ TASK_CARD = "task.json"
 
 
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The task that a model was trained for."""
+    """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "parsing", "time-series"]
+    """The task."""
     labels: tuple[str, ...] = ()
-    """The classes, in the order of the model's."""
+    """Names of the classes, in the model's order."""
     length: int = 512
-    """Pieces of a text that an encoder reads at most, marks included."""
+    """Maximum number of tokens that an encoder reads from a text, including special tokens."""
 
     def text(self) -> str:
-        """The card as the folder has it."""
+        """Return the card as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the classes, where a folder's documents, by name, say what its model is for."""
+    """Return the class names of the task card among a folder's documents; empty without one."""
     card = documents.get(TASK_CARD)
     return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
 
 
 def find_task_card(folder: Path) -> TaskCard | None:
-    """The card of a folder, or None where it has none. Of a Hugging Face folder it follows from the model's heads.
+    """Return the task card of a folder, or None; for a Hugging Face folder, the card follows from the model's heads.
 
     Raises:
-        TransduceError: it cannot be read.
+        TransduceError: the card cannot be read.
     """
     if (folder / TASK_CARD).is_file():
         return read_json(folder, TASK_CARD, TaskCard)
@@ -50,10 +51,10 @@ def find_task_card(folder: Path) -> TaskCard | None:
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
-    """A parser's model is a translator's, but what it writes means nothing by itself.
+    """Refuse folders of parsers where a translator is expected.
 
     Raises:
-        TransduceError: a folder holds one.
+        TransduceError: a folder holds a parser.
     """
     for folder in folders:
         card = find_task_card(folder)
@@ -64,25 +65,25 @@ def refuse_parsers(folders: Sequence[Path]) -> None:
 
 
 def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
-    """The card of a folder that was trained for a kind of task.
+    """Return the task card of a folder whose model was trained for the given task.
 
     Args:
-        folder: of the model.
-        kind: of task.
-        use: what needs such a model.
+        folder: the model folder.
+        kind: the task.
+        use: what needs such a model, for the error message.
 
     Raises:
-        TransduceError: the folder's model is for something else.
+        TransduceError: the folder holds no model, or one for another task.
     """
     if not folder.is_dir():
         raise TransduceError(
-            f"{use} needs a model folder, but {folder} is none: name one that `transduce train` wrote."
+            f"{use} needs a model folder, but {folder} is not one: name one that `transduce train` wrote."
         )
     card = find_task_card(folder)
     if card is None or card.kind != kind:
-        found = "another task" if card is None else f"`{card.kind}`"
+        actual = "another task" if card is None else f"`{card.kind}`"
         raise TransduceError(
-            f"{use} needs a model that was trained with `--task {kind}`, but the one in {folder} is for {found}: name "
+            f"{use} needs a model that was trained with `--task {kind}`, but the one in {folder} is for {actual}: name "
             "another folder."
         )
     return card

@@ -1,4 +1,7 @@
-"""Translations with a glossary's terms: put where they belong, or searched for; what that would spoil stays."""
+"""Translate with glossary terms: insert the terms, or search again for translations that contain them.
+
+Where both would corrupt the translation, it stays without the term.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +16,12 @@ from transduce.runtime.wanted import with_most_terms, with_terms
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
 
-# A word that loses so little stands for a term where the second search found no better place.
+# Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
 _FEWEST_NATS = 0.25
 _ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
 
 Translations = dict[tuple[int, int], Translation]
+"""Translations by the keys of their parts."""
 
 
 def find_with_terms(
@@ -28,38 +32,47 @@ def find_with_terms(
     model: ModelView,
     search_again: Callable[[list[Part]], Translations],
 ) -> Translations:
-    """The translations of parts, with those terms that can be had without spoiling them.
+    """Return translations with as many glossary terms as possible without corrupting them.
 
     Args:
-        parts: of sentences.
-        found: their translations by their keys; one that is not there was given up.
-        glossary: whose terms they are to have.
-        search: how they were found.
-        model: that made them.
-        search_again: by which parts are translated anew, with further phrases.
+        parts: parts of sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        glossary: the glossary.
+        search: the search settings.
+        model: the model that made the translations.
+        search_again: translates parts again, with additional required phrases.
     """
-    own = {part.key: found[part.key] for part in parts if part.key in found}
-    own |= put_terms(parts, own, glossary, search, model)
-    again = search_again(with_terms(parts, own, glossary, search, model.vocabulary))
-    sound = {key: _sound(own[key].text, translation, glossary) for key, translation in again.items() if key in own}
-    poor = [part for part in parts if part.key in sound and _goes_on(own[part.key].text, sound[part.key])]
-    placed = put_terms(poor, own, glossary, search, model, fewest_nats=_FEWEST_NATS)
+    current = {part.key: found[part.key] for part in parts if part.key in found}
+    current |= put_terms(parts, current, glossary, search, model)
+    second = search_again(with_terms(parts, current, glossary, search, model.vocabulary))
+    acceptable = {
+        key: _without_faults(current[key].text, translation, glossary)
+        for key, translation in second.items()
+        if key in current
+    }
+    failed = [
+        part for part in parts if part.key in acceptable and _only_appends(current[part.key].text, acceptable[part.key])
+    ]
+    inserted = put_terms(failed, current, glossary, search, model, fewest_nats=_FEWEST_NATS)
     return {
-        key: placed.get(key) or with_most_terms(translation, sound.get(key), glossary)
-        for key, translation in own.items()
+        key: inserted.get(key) or with_most_terms(translation, acceptable.get(key), glossary)
+        for key, translation in current.items()
     }
 
 
-def _sound(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
-    """A second translation with those alternatives that are not spoilt; None where all are."""
-    sound = tuple(
+def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
+    """Return a second translation with only its faultless alternatives; None if none is left."""
+    faultless = tuple(
         each
         for each in again.alternatives
         if each.ended and not is_spoilt(again.source, plain, each.text, glossary, rewritten=True)
     )
-    return msgspec.structs.replace(again, alternatives=sound) if sound else None
+    return msgspec.structs.replace(again, alternatives=faultless) if faultless else None
 
 
-def _goes_on(plain: str, again: Translation | None) -> bool:
-    """Whether a second translation is none, or the first one with something behind its end: a poor place for a term."""
+def _only_appends(plain: str, again: Translation | None) -> bool:
+    """Return whether the second translation is missing or only appends to the end of the first.
+
+    An appended term is in the wrong position.
+    """
     return again is None or (_ENDS.search(plain) is not None and again.text.startswith(plain))

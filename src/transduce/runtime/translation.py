@@ -1,4 +1,4 @@
-"""What translating returns."""
+"""Define the results of translation."""
 
 import html
 from collections.abc import Sequence
@@ -10,49 +10,54 @@ from transduce.text.vocabulary import Vocabulary
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """One target sentence for a source sentence."""
+    """A translation of a source sentence."""
 
     text: str
+    """The translated text."""
     pieces: tuple[str, ...]
+    """The tokens, without the end symbol, as the vocabulary spells them."""
     piece_log_probabilities: tuple[float, ...]
-    """In nats, one a piece and, when `ended`, one for the end symbol."""
+    """The log-probability of each token and, if `ended`, of the end symbol, in nats."""
     score: float
-    """The log-probability over the length penalty: what alternatives are ranked by."""
+    """The log-probability divided by the length penalty, by which alternatives are ranked."""
     ended: bool
-    """False where the maximum length cut it, or the sentence was given up."""
+    """False if the maximum length truncated the translation, or decoding was stopped."""
 
     def __repr__(self) -> str:
         return f"Alternative({self.text!r}, score={self.score:.4f}{'' if self.ended else ', ended=False'})"
 
 
 class Translation(msgspec.Struct, frozen=True):
-    """The best target sentence, and the others where more were asked for."""
+    """The translation of a sentence: the best alternative, and others if they were requested."""
 
     source: str
+    """The source sentence."""
     alternatives: tuple[Alternative, ...]
-    """Best first; `n_best` of them, or fewer. Those that ended stand before those that were cut. What was drawn stands
-    in the order of drawing."""
+    """Up to `n_best` alternatives, best first; finished ones precede truncated ones. Sampled alternatives are in the
+    order of sampling.
+    """
     parts: int = 1
-    """Into how many parts the sentence was cut, because it was longer than the model takes. They are translated one by
-    one, and only the best translation of each is kept."""
+    """The number of parts that a long sentence was split into. The parts are translated separately, and only the
+    best translation of each is kept.
+    """
     joined: tuple[tuple[str, str], ...] = ()
-    """Of several parts, each one's source and translation."""
+    """The source and translation of each part, if there are several."""
     given_up: bool = False
-    """True where an observer had it given up: it is as far as it got, possibly empty."""
+    """True if an observer stopped decoding; then the text is incomplete and may be empty."""
 
     @classmethod
     def of(cls, source: str, text: str) -> "Translation":
-        """Of somebody else's text, of which no model has said anything."""
+        """Create a translation from a given source and text, without scores."""
         return cls(source, (Alternative(text=text, pieces=(), piece_log_probabilities=(), score=0.0, ended=True),))
 
     @property
     def text(self) -> str:
-        """The best target sentence."""
+        """The text of the best alternative."""
         return self.alternatives[0].text
 
     @property
     def score(self) -> float:
-        """The best one's score."""
+        """The score of the best alternative."""
         return self.alternatives[0].score
 
     def __str__(self) -> str:
@@ -68,13 +73,13 @@ class Translation(msgspec.Struct, frozen=True):
 
 
 def nothing(*, ended: bool = True) -> Alternative:
-    """The translation of nothing, or of what was given up before it began."""
+    """Return an empty alternative, for an empty sentence or one whose decoding was stopped before its start."""
     return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=ended)
 
 
 def translated(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
-    """A sentence's translation out of its hypotheses, best first; there is none where it was given up."""
-    found = tuple(
+    """Return a sentence's translation from its hypotheses, best first; an empty translation without hypotheses."""
+    alternatives = tuple(
         Alternative(
             text=vocabulary.decode(list(hypothesis.ids)),
             pieces=tuple(vocabulary.pieces(list(hypothesis.ids))),
@@ -84,18 +89,18 @@ def translated(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabu
         )
         for hypothesis in hypotheses
     )
-    return Translation(source, found or (nothing(ended=False),))
+    return Translation(source, alternatives or (nothing(ended=False),))
 
 
 def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:
-    """One translation out of those of a long sentence's parts."""
+    """Join the translations of a long sentence's parts to one translation."""
     given_up = any(part.given_up for part in parts)
     if len(parts) == 1:
         return Translation(source, parts[0].alternatives, given_up=given_up)
     best = [part.alternatives[0] for part in parts]
     joined = Alternative(
         text=separator.join(part.text for part in best if part.text),
-        pieces=tuple(piece for part in best for piece in part.pieces),
+        pieces=tuple(token for part in best for token in part.pieces),
         piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
         score=sum(part.score for part in best),
         ended=all(part.ended for part in best),

@@ -1,4 +1,4 @@
-"""Text to text with a trained model."""
+"""Translate texts with a trained model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -39,7 +39,7 @@ from transduce.text.word_spans import Span
 
 
 class Translator:
-    """A model, its tokenizer, and how to search. Call it with a sentence or a list of sentences."""
+    """A translation model with its tokenizer and search settings. Call it with a sentence or a list of sentences."""
 
     def __init__(
         self,
@@ -53,9 +53,18 @@ class Translator:
         longest_source: int = LONGEST_SOURCE,
         examples: Examples | None = None,
     ) -> None:
-        """With an `ensemble`, the probabilities of the model and of these, which share its tokenizer, are averaged.
-        With `examples` of the model, which then must be one, what stood in similar sentences has a say.
-        A text of more pieces than `longest_source`, or than the models have positions for, is cut into parts.
+        """Create a translator.
+
+        Args:
+            model: the model.
+            tokenizer: its tokenizer.
+            source_language: code of the source language.
+            target_language: code of the target language.
+            search: default search settings; None: the paper's.
+            ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
+            longest_source: maximum number of source tokens; longer texts are split into parts. Texts are also limited
+                to the models' positions.
+            examples: datastore for kNN retrieval, for a single model.
         """
         self.model = model
         self.models = (model, *ensemble)
@@ -64,8 +73,8 @@ class Translator:
         self.target_language = target_language
         self.search = search or SearchSettings()
         self.examples = None if examples is None else examples.of_one(self.models)
-        marks = len(tokenizer.source.closed([]))
-        self.longest_source = max(1, min(longest_source, most_positions(self.models) - marks))
+        special_tokens = len(tokenizer.source.closed([]))
+        self.longest_source = max(1, min(longest_source, most_positions(self.models) - special_tokens))
         self._proof = StrictProof(self._search_sources, tokenizer.source)
 
     def __repr__(self) -> str:
@@ -75,10 +84,10 @@ class Translator:
 
     @property
     def transformer(self) -> Transformer:
-        """The model, where it is a Transformer: what looks into attention layer by layer needs one.
+        """The model if it is a Transformer, for tools that inspect the attention of its layers.
 
         Raises:
-            TransduceError: it is another.
+            TransduceError: the model is of another kind.
         """
         if not isinstance(self.model, Transformer):
             raise TransduceError(f"This needs a Transformer, but the model is of the kind `{self.model.config.kind}`.")
@@ -86,17 +95,17 @@ class Translator:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return self.model.source_weight.device
 
     @property
     def most_scored(self) -> int:
-        """Pieces of the longest text that can be scored."""
+        """The maximum number of tokens in a text that can be scored."""
         return min(MOST_PIECES, most_positions(self.models))
 
     @property
     def precision(self) -> str:
-        """fp32, bf16 or int8."""
+        """The precision of the weights: "fp32", "bf16" or "int8"."""
         return precision_of(self.model)
 
     @overload
@@ -140,29 +149,29 @@ class Translator:
         glossary: GivenGlossary = None,
         search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
-        """Translates one sentence, or several in one go; the order is kept.
+        """Translate one sentence, or a list of sentences in order.
 
         Args:
-            text: a sentence, or a list of them. An empty one comes back empty.
-            beam_size: hypotheses kept at each step; 1 is greedy search.
-            length_penalty: alpha; greater values favour longer translations.
-            n_best: alternatives returned for each sentence.
-            max_length: at most so many new pieces.
-            prefix: what every translation begins with.
-            phrases: what every translation contains.
-            glossary: terms, and what translations contain of those in their sentences: a mapping, or a file of them.
-            search: all options, in place of the model's own; what is said above goes before it.
+            text: a sentence, or a list of sentences; an empty sentence gives an empty translation.
+            beam_size: number of beam hypotheses; 1: greedy search.
+            length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
+            n_best: number of alternatives returned for each sentence.
+            max_length: maximum number of new tokens.
+            prefix: text that every translation must start with.
+            phrases: phrases that every translation must contain.
+            glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
+            search: search settings; None: the translator's defaults. The arguments above override them.
 
         Raises:
-            TransduceError: an option is out of its range.
+            TransduceError: an option is out of range.
         """
-        said = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
-        changes = {name: value for name, value in said.items() if value is not None}
-        chosen = msgspec.structs.replace(checked_search(search or self.search), **changes)
+        options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
+        changes = {name: value for name, value in options.items() if value is not None}
+        settings = msgspec.structs.replace(checked_search(search or self.search), **changes)
         sentences = as_texts(text)
-        wanted = [as_phrases(phrases)] * len(sentences)
-        found = self.translate(sentences, chosen, prefix=prefix or "", phrases=wanted, glossary=glossary)
-        return found[0] if isinstance(text, str) else found
+        required = [as_phrases(phrases)] * len(sentences)
+        translations = self.translate(sentences, settings, prefix=prefix or "", phrases=required, glossary=glossary)
+        return translations[0] if isinstance(text, str) else translations
 
     def translate(
         self,
@@ -175,59 +184,62 @@ class Translator:
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
     ) -> list[Translation]:
-        """Translates sentences, sorted by length inside and returned in their own order.
+        """Translate sentences; they are batched by length and returned in order.
 
         Args:
-            sentences: of any length; what is longer than the model takes is cut and joined again.
-            search: how.
-            prefix: what every translation begins with.
-            phrases: what each translation contains, a list for each sentence. Of a cut one, its first part has them.
-            glossary: terms, and what translations contain of those that are in their sentences.
-            places: each sentence's place in an input that comes in portions; what is sampled depends on it.
-            observer: told of every step, with sentences counted from 0. Several parts of a cut sentence may be decoded
-                at a time, and then its place stands there as often. A sentence that it gives up is given up in all its
-                parts, and marked in the result.
+            sentences: texts of any length; texts longer than the model takes are split, and their translations are
+                joined.
+            search: the search settings.
+            prefix: text that every translation must start with.
+            phrases: a list of required phrases for each sentence; a split sentence has them in its first part.
+            glossary: terms that must be translated as specified.
+            places: index of each sentence in the whole input, which seeds sampling; None: from 0.
+            observer: called after each step with sentence indices from 0. The index of a split sentence occurs once for
+                each part in the batch. A sentence that the observer stops is stopped in all parts and marked in the
+                result.
 
         Raises:
-            TransduceError: the options contradict each other, there are not as many phrases or places as sentences,
-                or strict results cannot be had.
+            TransduceError: options contradict each other, the number of phrases or places differs from that of the
+                sentences, or batch-invariant results are not possible.
         """
         sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
-        wanted = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
-        chances = None if places is None else as_many("place", len(sentences), places)
-        parts = self._parts(sentences, search, prefix, wanted, terms)
+        required = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
+        seeds = None if places is None else as_many("place", len(sentences), places)
+        parts = self._parts(sentences, search, prefix, required, terms)
         watch = PartsObserver(observer)
-        found = {part.key: Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
-        waiting = [part for part in parts if not part.is_empty]
-        found |= self._search_parts(waiting, search, chances, watch)
+        translations = {part.key: Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
+        nonempty = [part for part in parts if not part.is_empty]
+        translations |= self._search_parts(nonempty, search, seeds, watch)
         if terms is not None:
-            concerned = [part for part in waiting if terms.find(part.text)]
-            again = partial(self._search_parts, search=search, places=chances, watch=watch)
-            found |= find_with_terms(concerned, found, terms, search, self.view(search), again)
-        return join_sentences(sentences, parts, found, given_up=watch.given_up, language=self.target_language)
+            with_terms_in_source = [part for part in nonempty if terms.find(part.text)]
+            search_again = partial(self._search_parts, search=search, places=seeds, watch=watch)
+            translations |= find_with_terms(
+                with_terms_in_source, translations, terms, search, self.view(search), search_again
+            )
+        return join_sentences(sentences, parts, translations, given_up=watch.given_up, language=self.target_language)
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """The translations of parts by their keys, but for those that are given up before they have their turn."""
+        """Return the translations of parts by key, except for parts that were stopped before decoding."""
 
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
-            waiting = watch.waiting(batch)
+            active = watch.waiting(batch)
             hypotheses = self.search_ids(
-                [part.ids for part in waiting],
+                [part.ids for part in active],
                 search,
-                prefixes=[part.prefix for part in waiting],
-                phrases=[part.phrases for part in waiting],
-                places=[part.place(places) for part in waiting],
+                prefixes=[part.prefix for part in active],
+                phrases=[part.phrases for part in active],
+                places=[part.place(places) for part in active],
                 observer=watch if watch.observer else None,
             )
-            pairs = zip(waiting, hypotheses, strict=True)
-            return {part.key: translated(part.text, own, self.tokenizer.target) for part, own in pairs}
+            pairs = zip(active, hypotheses, strict=True)
+            return {part.key: translated(part.text, results, self.tokenizer.target) for part, results in pairs}
 
         is_watched = watch.observer is not None or self.examples is not None
         threads = 1 if is_watched else threads_apart(self.models, search)
-        found = side_by_side(decode, list(self._batches(parts, search)), threads)
-        return {key: translation for own in found for key, translation in own.items()}
+        results_by_batch = side_by_side(decode, list(self._batches(parts, search)), threads)
+        return {key: translation for results in results_by_batch for key, translation in results.items()}
 
     def stream(
         self,
@@ -238,21 +250,21 @@ class Translator:
         phrases: Iterable[str] = (),
         glossary: GivenGlossary = None,
     ) -> Iterator[str]:
-        """The best translation as it grows: pieces of text that are, joined, the translation.
+        """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
-        Greedy search and sampling yield what every step adds, beam search what all hypotheses agree on, and the rest in
-        the end. What has a term of the glossary comes at once, for it may be searched for twice. Whoever stops asking
-        stops the search.
+        Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
+        rest at the end. A sentence with glossary terms is yielded at once, because it may be searched twice. Closing
+        the iterator stops the search.
 
         Args:
-            sentence: of any length.
-            search: how; the translator's own settings where nothing is said.
-            prefix: what the translation begins with.
-            phrases: what it contains.
-            glossary: terms, and what it contains of those that are in the sentence.
+            sentence: a text of any length.
+            search: search settings; None: the translator's defaults.
+            prefix: text that the translation must start with.
+            phrases: phrases that the translation must contain.
+            glossary: terms that must be translated as specified.
 
         Raises:
-            TransduceError: as `translate`.
+            TransduceError: an option is invalid, as in `translate`.
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
         between, terms = "", as_glossary(glossary)
@@ -269,14 +281,15 @@ class Translator:
                 is_new, between = False, separator(self.target_language)
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
-        """One sentence's translation as it grows."""
+        """Yield one sentence's translation while it is generated."""
         growing = GrowingText(self.tokenizer.target)
         if search.strict:
             self._proof.check(search)
         with explaining_exhaustion(search):
             progress = self._begin(batch, search)
         while len(progress.rows):
-            with torch.inference_mode(), explaining_exhaustion(search):  # not while the caller has its turn
+            # inference mode must not stay on while the caller runs
+            with torch.inference_mode(), explaining_exhaustion(search):
                 progress.advance()
                 text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
             if text:
@@ -287,15 +300,19 @@ class Translator:
             yield rest
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
-        """How probable given translations are, as search reports it.
+        """Score given translations, with the same scores as search.
 
         Args:
-            sources: sentences, no longer than search takes them uncut.
-            targets: their translations, as many.
-            length_penalty: alpha of the penalty that scores are divided by; 0: they are log-probabilities.
+            sources: source sentences, short enough not to be split.
+            targets: the translation of each source.
+            length_penalty: exponent alpha of the length penalty; 0: scores are log-probabilities.
+
+        Returns:
+            A score for each pair.
 
         Raises:
-            TransduceError: their numbers differ, one is too long, or the penalty is out of its range.
+            TransduceError: the numbers of sources and targets differ, a text is too long, or the penalty is out of
+                range.
         """
         search = SearchSettings(length_penalty=length_penalty, generate=self.search.generate)
         return self.scoring(search, longest=self.longest_source)(sources, targets)
@@ -307,26 +324,30 @@ class Translator:
         *,
         glossary: GivenGlossary = None,
     ) -> list[list[Span]]:
-        """Where parts of sentences are in their translations: (start, end) in characters, one for each part.
+        """Return the spans of translations that correspond to marked spans of their sources, in characters.
 
         Args:
-            translations: of this translator, whose best alternatives are looked at, or sources with their translations.
-            spans: the parts of each source, (start, end) in characters; any two are apart, or one is in the other.
-            glossary: by which they were translated.
+            translations: this translator's translations, of which the best alternatives are used, or pairs of a source
+                and its translation.
+            spans: marked spans of each source, (start, end) in characters; spans must be nested or disjoint.
+            glossary: the glossary that was used for the translations.
 
         Raises:
-            TransduceError: their numbers differ, or a part is none.
+            TransduceError: the number of lists of spans differs from that of the translations, or a span is invalid.
         """
-        found = checked_translations(translations)
-        return locate_all(self, found, as_many("list of parts", len(found), spans), as_glossary(glossary))
+        checked = checked_translations(translations)
+        return locate_all(self, checked, as_many("list of spans", len(checked), spans), as_glossary(glossary))
 
     def view(self, search: SearchSettings) -> ModelView:
-        """What is asked of the model where terms are put into translations."""
+        """Return the functions of the model that term insertion needs."""
         plain = partial(self.translate, search=search)
         return ModelView(self.tokenizer.target, self.scoring(search), plain, self.most_scored)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
-        """Scores pairs as this search ranks them, in a strict one each alone; sources have `longest` pieces at most."""
+        """Return a function that scores pairs as this search ranks hypotheses.
+
+        In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
+        """
         alpha, generate = search.length_penalty, search.generate
         rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate, longest=longest)
         return rank if not search.strict else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
@@ -341,15 +362,16 @@ class Translator:
         places: Sequence[int] | None = None,
         observer: Observer | None = None,
     ) -> list[list[Hypothesis]]:
-        """Hypotheses for sentences of pieces, all in one batch, best first.
+        """Search one batch of token ids and return the hypotheses of each sentence, best first.
 
         Args:
-            source_ids: the pieces of each sentence, with the end symbol; in a strict search, all of one bucket.
-            search: how.
-            prefixes: the pieces that each hypothesis begins with.
-            phrases: what each sentence's hypotheses contain.
-            places: each sentence's place in the whole input, which chooses its random numbers where it is sampled.
-            observer: told of every step. Sentences that it gives up may have no hypothesis.
+            source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
+                same padded length.
+            search: the search settings.
+            prefixes: token ids that each sentence's hypotheses start with.
+            phrases: phrases that each sentence's hypotheses must contain.
+            places: index of each sentence in the whole input, which seeds its random numbers in sampling.
+            observer: called after each step; sentences that it stops may have no hypothesis.
         """
         if not source_ids:
             return []
@@ -368,7 +390,7 @@ class Translator:
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
     ) -> list[Part]:
-        """What is decoded: sentences, cut where they are too long, with what translations of first parts must have."""
+        """Split long sentences into parts, and attach the prefix and the required phrases to the first part of each."""
         check_prefix(search, as_text(prefix))
         prefix_ids = spell_prefix(prefix, self.tokenizer.target)
         if glossary is not None:
@@ -378,7 +400,7 @@ class Translator:
         return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
-        """Parts that are decoded together: those with long phrases have wider beams, strict ones one padded length."""
+        """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
             return (beam_width(search, [part.phrases]), bucket(len(part.ids)) if search.strict else 0)
@@ -391,7 +413,7 @@ class Translator:
             return begin_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Without prefixes and phrases, and without a proof."""
+        """Search without prefixes, phrases and the batch-invariance check."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))

@@ -1,11 +1,12 @@
-"""Files that somebody else made: read within bounds, inside their folder, and never run.
+"""Read files from untrusted folders: within size limits, inside the folder, and without running code.
 
-A model folder may come from anywhere. Nothing in it is unpickled or executed; what is left to guard against is a name
-that leads elsewhere, a file that is larger than what it holds, and a number that asks for all memory.
+A model folder may come from anywhere. Nothing in it is unpickled or executed. The remaining risks are names that lead
+out of the folder, files larger than expected, and sizes that would exhaust memory.
 """
 
 import struct
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,26 +19,27 @@ T = TypeVar("T")
 MOST_JSON_BYTES = 4 << 20
 MOST_VOCABULARY_BYTES = 64 << 20
 _LONGEST_NAME = 255
-# Characters that separate or end a name on one system or another.
+# Characters that are path separators or invalid in file names on some system.
 _FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# What a pickle, a zip archive (PyTorch's own format) and gzip begin with.
+_WHOLE_NUMBER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+# Magic bytes of pickles, zip archives (PyTorch's format) and gzip files.
 _MAGICS = {b"\x80": "a pickle", b"PK": "a zip archive", b"\x1f\x8b": "gzip"}
 
 
 def file_inside(folder: Path, name: str) -> Path:
-    """The path of a file of this folder, for a name that comes out of a file or a request.
+    """Return the path of a file in a folder for an untrusted file name.
 
     Raises:
-        TransduceError: the name is not a plain file name, or leads out of the folder.
+        TransduceError: the name is not a plain file name, or is a link that leads out of the folder.
     """
-    plain = (
+    is_plain = (
         0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
         and not _FORBIDDEN & set(name)
         and name.strip(" .") != ""
         and name == name.rstrip(" .")
     )
-    if not plain:
+    if not is_plain:
         shown = name if name.isprintable() and len(name) < 200 else ascii(name[:200])
         raise TransduceError(f"{folder} must list files of its own folder, but lists `{shown}`: remove it there.")
     path = folder / name
@@ -56,10 +58,10 @@ def _resolve(path: Path) -> Path:
 
 
 def read_bounded(folder: Path, name: str, most_bytes: int) -> bytes:
-    """The content of a file of a folder.
+    """Return the content of a file in a folder.
 
     Raises:
-        TransduceError: it is missing, no regular file, or larger than anything of its kind.
+        TransduceError: the file is missing, not a regular file, or larger than `most_bytes`.
     """
     path = file_inside(folder, name)
     if not path.is_file():
@@ -75,10 +77,10 @@ def read_bounded(folder: Path, name: str, most_bytes: int) -> bytes:
 
 
 def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
-    """JSON of a folder as a value of this type; the purpose stands in messages, after "cannot be read".
+    """Decode a JSON file of a folder to a type; `purpose` is added to error messages after "cannot be read".
 
     Raises:
-        TransduceError: it cannot be read, or is something else.
+        TransduceError: the file cannot be read, or does not match the type.
     """
     try:
         return msgspec.json.decode(read_bounded(folder, name, MOST_JSON_BYTES), type=type)
@@ -91,10 +93,10 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
 
 
 def read_toml(folder: Path, name: str) -> dict[str, Any]:
-    """TOML of a folder.
+    """Decode a TOML file of a folder.
 
     Raises:
-        TransduceError: it cannot be read.
+        TransduceError: the file cannot be read.
     """
     content = read_bounded(folder, name, MOST_JSON_BYTES)
     try:
@@ -104,18 +106,25 @@ def read_toml(folder: Path, name: str) -> dict[str, Any]:
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """What a safetensors header says of a tensor."""
+    """A tensor's entry in a safetensors header."""
 
     dtype: str
+    """The tensor's data type, such as "F32"."""
     shape: list[int]
     data_offsets: tuple[int, int]
+    """Start and end of the tensor in the data section, in bytes."""
 
 
-def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
-    """The header of a safetensors file, checked against the size of the file before anything is allocated for it.
+def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[str] = ()) -> dict[str, TensorEntry]:
+    """Read the header of a safetensors file, checked against the file's size before any tensor is allocated.
+
+    Args:
+        folder: the model folder.
+        name: the file's name in the folder.
+        whole_numbers: the names of tensors that may hold integers or booleans, such as a buffer of indices.
 
     Raises:
-        TransduceError: it is another kind of file, damaged, or holds something else than floating-point tensors.
+        TransduceError: the file is of another type or damaged, or holds tensors that are not floating-point.
     """
     path = file_inside(folder, name)
     if not path.is_file():
@@ -125,13 +134,13 @@ def read_tensor_entries(folder: Path, name: str) -> dict[str, TensorEntry]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         kind = next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), None)
-        plausible = 2 <= length <= min(MOST_JSON_BYTES, size - 8)
-        header = file.read(length) if plausible else b""
+        is_plausible = 2 <= length <= min(MOST_JSON_BYTES, size - 8)
+        header = file.read(length) if is_plausible else b""
     if not header.startswith(b"{"):
         what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"
         raise TransduceError(f"{path} cannot be read: {what}; copy the folder again or convert the weights.")
     entries = _decode_header(path, header)
-    _check_layout(path, entries, size - 8 - length)
+    _check_layout(path, entries, size - 8 - length, whole_numbers)
     return entries
 
 
@@ -144,15 +153,16 @@ def _decode_header(path: Path, header: bytes) -> dict[str, TensorEntry]:
         raise TransduceError(f"{path} cannot be read: its header is not one of safetensors ({error}).") from error
 
 
-def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
-    """Each tensor takes the bytes that its shape needs, one after another, to the end of the file."""
+def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str]) -> None:
+    """Check that the tensors are contiguous, have the sizes of their shapes, and fill the file."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        if entry.dtype not in _DTYPE_BYTES:
+        sizes = _DTYPE_BYTES | (_WHOLE_NUMBER_BYTES if name in whole_numbers else {})
+        if entry.dtype not in sizes:
             raise TransduceError(
                 f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."
             )
-        needed = _DTYPE_BYTES[entry.dtype]
+        needed = sizes[entry.dtype]
         for length in entry.shape:
             needed *= length
         start, stop = entry.data_offsets

@@ -1,4 +1,4 @@
-"""What translations must contain, in pieces: phrases that were asked for, and a glossary's terms."""
+"""Tokenize the phrases and glossary terms that translations must contain."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -20,17 +20,17 @@ from transduce.text.glossary import Glossary, Term, read_glossary
 from transduce.text.vocabulary import Vocabulary
 
 MOST_TERM_PIECES = 64
-"""Of a sentence's terms: the beam is as wide as there are pieces that must be written."""
+"""Maximum number of tokens in a sentence's terms, because the beam is as wide as the number of required tokens."""
 
 GivenGlossary: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
-"""What a caller may hand in."""
+"""A glossary as users may pass it."""
 
 
 def as_glossary(given: GivenGlossary) -> Glossary | None:
-    """What a caller hands in: a glossary, a file of one, or a mapping from terms to what stands for them.
+    """Return a glossary from a `Glossary`, a file, or a mapping from terms to their translations; None for None.
 
     Raises:
-        TransduceError: it is none of these, or what is in it is no text.
+        TransduceError: the argument is none of these, or contains something other than texts.
     """
     if given is None or isinstance(given, Glossary):
         return given
@@ -38,7 +38,7 @@ def as_glossary(given: GivenGlossary) -> Glossary | None:
         return read_glossary(as_path(given, "A glossary"))
     if not isinstance(given, Mapping):
         raise TransduceError(
-            f"A glossary must map terms to their translations, or be a file of them, but {given!r} was given: write "
+            f"A glossary must map terms to their translations, or be a file of them, not {given!r}: write "
             '{"term": "translation"}.'
         )
     return Glossary(_mapped_terms(given))
@@ -54,23 +54,26 @@ def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
 def with_phrases(
     parts: list[Part], phrases: Sequence[Sequence[str]] | None, search: SearchSettings, vocabulary: Vocabulary
 ) -> list[Part]:
-    """The same parts, with the phrases that their translations must contain.
+    """Return parts with the phrases that their translations must contain.
 
     Args:
-        parts: of sentences.
-        phrases: a list for each sentence, or None; the first part of a sentence has them.
-        search: how they will be translated.
-        vocabulary: of the target.
+        parts: parts of sentences.
+        phrases: a list of phrases for each sentence, or None; they are attached to the first part of each sentence.
+        search: the search settings.
+        vocabulary: the target vocabulary.
 
     Raises:
-        TransduceError: they cannot be had together with the search, or the vocabulary cannot write one.
+        TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
+            vocabulary.
     """
     if not any(phrases or ()):
         return parts
-    for own in phrases or ():
-        check_phrases(search, own)
-    spelt = [tuple(spell_phrase(phrase, vocabulary) for phrase in own) for own in phrases or ()]
-    return [part if part.number else part._replace(phrases=spelt[part.sentence]) for part in parts]
+    for sentence_phrases in phrases or ():
+        check_phrases(search, sentence_phrases)
+    tokenized = [
+        tuple(spell_phrase(phrase, vocabulary) for phrase in sentence_phrases) for sentence_phrases in phrases or ()
+    ]
+    return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
 
 
 def with_terms(
@@ -80,58 +83,60 @@ def with_terms(
     search: SearchSettings,
     vocabulary: Vocabulary,
 ) -> list[Part]:
-    """The parts of which all alternatives lack a term, with those that they have as further phrases.
+    """Return the parts whose alternatives all lack a glossary term, with their terms as additional required phrases.
 
-    A model that knows the terms is not disturbed so: most translations need no second search. Of very many terms, those
-    that come first are wanted.
+    Parts whose translations already contain the terms need no second search. Of many terms, only the first ones are
+    required.
 
     Args:
-        parts: of sentences.
-        found: their translations by their keys; one that is not there was given up.
-        glossary: checked.
-        search: how they will be translated once more.
-        vocabulary: of the target.
+        parts: parts of sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        glossary: the glossary, already checked.
+        search: the search settings of the second search.
+        vocabulary: the target vocabulary.
     """
-    spelt, again = check_glossary(glossary, search, vocabulary), []
+    tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
         texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
         if texts and all(glossary.missing(part.text, text) for text in texts):
-            phrases = (*part.phrases, *(spelt[term.source] for term in glossary.find(part.text)))
-            room = MOST_TERM_PIECES if search.max_length is None else search.max_length - len(part.prefix) - 1
-            again.append(part._replace(phrases=_that_fit(phrases, len(part.phrases), min(room, MOST_TERM_PIECES))))
+            phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
+            most = MOST_TERM_PIECES if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MOST_TERM_PIECES))))
     return again
 
 
 def with_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """The alternatives that lack the fewest terms: of a translation, or of a second one where all of the first lack
-    more; what was cut in the second does not count.
+    """Return the alternatives that lack the fewest terms, of the first or the second translation.
+
+    The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
+    second are ignored.
     """
-    later = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
-    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *later)}
+    finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
+    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
     fewest = min(counts.values())
     for translation in (former, latter or former):
         best = tuple(each for each in translation.alternatives if counts.get(each) == fewest)
         if best:
-            chosen: Translation = msgspec.structs.replace(translation, alternatives=best)
-            return chosen
+            result: Translation = msgspec.structs.replace(translation, alternatives=best)
+            return result
     return former
 
 
-def _that_fit(phrases: Sequence[Phrase], said: int, most: int) -> tuple[Phrase, ...]:
-    """The phrases that were said, and those behind them up to the first one that would make them too many pieces."""
+def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
+    """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
     totals = accumulate(map(least_pieces, phrases))
     return tuple(
         phrase
-        for place, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
-        if place < said or total <= most
+        for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
+        if index < num_required or total <= most
     )
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
-    """The ways to write each of its terms' translations, by the terms' sources.
+    """Return the alternative token sequences of each term's translations, by the term's source text.
 
     Raises:
-        TransduceError: it cannot be had together with the search, or the vocabulary cannot write it.
+        TransduceError: the terms cannot be combined with the search, or have characters that are not in the vocabulary.
     """
     check_phrases(search, [target for term in glossary.terms for target in term.targets], "A glossary's terms")
     return _spell(glossary, vocabulary)
@@ -144,22 +149,24 @@ def _spell(glossary: Glossary, vocabulary: Vocabulary) -> dict[str, Phrase]:
 
 def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
     try:
-        said = [spell_phrase(target, vocabulary) for target in term.targets]
+        targets = [spell_phrase(target, vocabulary) for target in term.targets]
     except TransduceError as error:
-        raise TransduceError(f"{_before(term)}{error}") from None
-    least = min(map(least_pieces, said))
+        raise TransduceError(f"{_location_prefix(term)}{error}") from None
+    least = min(map(least_pieces, targets))
     if least > MOST_TERM_PIECES:
         raise TransduceError(
-            f"{_before(term)}What stands for a term may have {MOST_TERM_PIECES} pieces, but for `{term.source}` it has "
-            f"{least}: make it shorter."
+            f"{_location_prefix(term)}A term's translation may have {MOST_TERM_PIECES} tokens, but that of "
+            f"`{term.source}` has {least}: make it shorter."
         )
-    others = [form for form in term.forms if form not in term.targets and not vocabulary.unread(form)]
+    other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unread(form)]
     spellings = [
-        spelling for phrase in [*said, *(spell_phrase(form, vocabulary) for form in others)] for spelling in phrase
+        spelling
+        for phrase in [*targets, *(spell_phrase(form, vocabulary) for form in other_forms)]
+        for spelling in phrase
     ]
     return tuple(dict.fromkeys(spellings))
 
 
-def _before(term: Term) -> str:
-    """Where a term was read, in front of a sentence."""
+def _location_prefix(term: Term) -> str:
+    """Return the file and line where a term was read, as the start of an error message."""
     return f"{term.place}: " if term.place else ""

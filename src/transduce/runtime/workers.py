@@ -1,6 +1,6 @@
-"""Several processes that translate side by side, each with the model and its share of the threads.
+"""Translate with several worker processes, each with its own copy of the model and its share of the threads.
 
-Messages are JSON over pipes: portions of lines one way, what is written for them the other.
+Messages are JSON over pipes: portions of lines to the workers, and their translations back.
 """
 
 import multiprocessing
@@ -18,46 +18,51 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.runtime.bulk import Job, Portion, translate_portion
 
-_WAITING_EACH = 2  # portions that a worker has, so that it need not wait for the next one
+_WAITING_EACH = 2  # portions queued for each worker, so that no worker waits for the next one
 _DONE, _FAILED = b"+", b"-"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to know."""
+    """The model and settings that a worker process loads."""
 
     folders: list[str]
+    """Model folders, as for `load`."""
     job: Job
+    """The search settings and constraints of the lines."""
     precision: str = "auto"
     device: str = "auto"
     threads: int = 1
+    """Number of compute threads of each worker."""
     source_language: str | None = None
-    """As `load` takes them, for models with tags of languages."""
+    """Source language, for models with language tags."""
     target_language: str | None = None
+    """Target language, for models with language tags."""
     examples: str | None = None
+    """Datastore file for kNN retrieval."""
 
 
 class _Worker:
-    """One process, and the numbers of the portions that it has."""
+    """A worker process, with the numbers of the portions queued for it."""
 
     def __init__(self, recipe: Recipe) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, msgspec.json.encode(recipe))
+        self.connection, child_end = context.Pipe()
+        arguments = (child_end, msgspec.json.encode(recipe))
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
-        theirs.close()
+        child_end.close()
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Gives it a portion."""
+        """Send a portion to the worker."""
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
         except (BrokenPipeError, ConnectionResetError):
-            self.receive()  # raises what it failed for
+            self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """The oldest portion's number and what is written for it."""
+        """Return the number and the output of the oldest queued portion."""
         try:
             message = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
@@ -72,10 +77,10 @@ class _Worker:
 
 
 class Workers:
-    """A context in which portions are translated by several processes."""
+    """A context in which several worker processes translate portions."""
 
     def __init__(self, recipe: Recipe, count: int) -> None:
-        """At most so many, which start as there is work for them; each opens the model on its own."""
+        """Prepare up to `count` workers; each starts when there is work for it and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
         self._recipe = recipe
@@ -87,34 +92,34 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for worker in self.workers:
-            worker.connection.close()  # a worker that waits for work ends by itself
+            worker.connection.close()  # an idle worker exits when its connection closes
             if kind is not None:
                 worker.process.terminate()
         for worker in self.workers:
             worker.process.join()
 
-    def translate(self, waiting: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-        """Each portion with what is written for it, in order.
+    def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+        """Yield each portion with its output text, in order.
 
         Raises:
-            TransduceError: what a worker raised, or one has died.
+            TransduceError: a worker raised the error, or ended unexpectedly.
         """
-        given: dict[int, Portion] = {}
+        pending: dict[int, Portion] = {}
         finished: dict[int, str] = {}
-        following = 0
-        for number, portion in enumerate(waiting):
-            given[number] = portion
+        next_number = 0
+        for number, portion in enumerate(portions):
+            pending[number] = portion
             self._idlest().send(number, portion)
-            while len(given) >= _WAITING_EACH * self.count:
+            while len(pending) >= _WAITING_EACH * self.count:
                 finished |= self._receive()
-                while following in finished:
-                    yield given.pop(following), finished.pop(following)
-                    following += 1
-        while given:
-            while following not in finished:
+                while next_number in finished:
+                    yield pending.pop(next_number), finished.pop(next_number)
+                    next_number += 1
+        while pending:
+            while next_number not in finished:
                 finished |= self._receive()
-            yield given.pop(following), finished.pop(following)
-            following += 1
+            yield pending.pop(next_number), finished.pop(next_number)
+            next_number += 1
 
     def _idlest(self) -> _Worker:
         if len(self.workers) < self.count and all(worker.numbers for worker in self.workers):
@@ -122,19 +127,19 @@ class Workers:
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
-        """What at least one worker has finished."""
+        """Return the outputs that at least one worker has finished, by portion number."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
-        # Windows has another class of connections.
+        # On Windows, connections have another class.
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
 
 
 def _work(connection: Connection, recipe_json: bytes) -> None:
-    """A worker's life: until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends the others
+    """Run a worker process until the other end of its connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.runtime.opening import load
 
     recipe = msgspec.json.decode(recipe_json, type=Recipe)
-    waiting = incoming(connection)
+    messages = incoming(connection)
     try:
         translator = load(
             recipe.folders,
@@ -145,7 +150,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             target_language=recipe.target_language,
             examples=recipe.examples,
         )
-        for message in waiting:
+        for message in messages:
             text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
     except TransduceError as error:
@@ -155,19 +160,19 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
 
 
 def incoming(connection: Connection) -> Iterator[bytes]:
-    """The messages that arrive, until the other end is closed.
+    """Return an iterator over incoming messages that ends when the other end is closed.
 
-    A thread takes them in at once. Otherwise both ends could be in the middle of sending more than a pipe holds, and
-    each would wait for the other for ever.
+    A thread receives messages at once. Otherwise, both ends could block while sending more than a pipe holds, in a
+    deadlock.
     """
-    arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def take() -> None:
+    def receive_all() -> None:
         try:
             while True:
-                arrived.put(connection.recv_bytes())
+                received.put(connection.recv_bytes())
         except (EOFError, OSError):
-            arrived.put(None)
+            received.put(None)
 
-    threading.Thread(target=take, daemon=True).start()
-    return iter(arrived.get, None)
+    threading.Thread(target=receive_all, daemon=True).start()
+    return iter(received.get, None)

@@ -1,1 +1,1 @@
-"""One file a kind of task: text to batch, loss, metric, result; and the run that puts the parts together."""
+"""Train models: one file for each kind of task, and the run that combines data, model, loss and metrics."""

@@ -1,4 +1,4 @@
-"""The account of a run's choices: each setting, its value, and why."""
+"""Record the choice log of a run: the value of each setting and the reason for it."""
 
 from typing import Any
 
@@ -8,22 +8,25 @@ from transduce.training.choices import Choice
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """One line of the account: a setting, its value, and why."""
+    """An entry of the choice log: a setting, its value and the reason."""
 
     name: str
+    """The setting's dotted name."""
     value: str
+    """Its value, as text."""
     reason: str
+    """Why the value was chosen."""
 
 
 class Account:
-    """Collects what was chosen and why, in the order of choosing."""
+    """A choice log: the settings of a run with their values and reasons, in the order of choosing."""
 
     def __init__(self, said_reason: str = "as you said") -> None:
         self.lines: list[Explained] = []
         self._said_reason = said_reason
 
     def take(self, name: str, said: Any, choice: Choice[Any] | None) -> Any:
-        """What the user said, or else the choice; noted either way."""
+        """Return the user's value or else the chosen one, and log it with its reason."""
         if said is not None:
             self.lines.append(Explained(name, _shown(said), self._said_reason))
             return said
@@ -32,10 +35,13 @@ class Account:
         return choice.value
 
     def correct(self, name: str, value: Any, reason: str) -> None:
-        """What became of a value that was noted, where it is another now; the reason has `{}` for the former."""
-        for place, line in enumerate(self.lines):
+        """Replace the value and reason of a logged setting whose value changed.
+
+        "{}" in `reason` stands for the old value.
+        """
+        for index, line in enumerate(self.lines):
             if line.name == name and line.value != _shown(value):
-                self.lines[place] = Explained(name, _shown(value), reason.format(line.value))
+                self.lines[index] = Explained(name, _shown(value), reason.format(line.value))
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Where a run's weights come from: random numbers, or the folder of a model that was trained before (`--from`).
+"""Create the initial weights of a run: random, or those of a base model (`--from`).
 
-The folder's tokenizer and its model's settings are kept, so a copy of the settings stays with the run, which can be
-resumed when the folder has gone. Where checkpoints do not hold all weights, `stored_beginning.py` keeps them too.
+The base model's tokenizer and model settings are kept. The run stores a copy of the settings, so that it can resume
+when the base model's folder is gone. If checkpoints do not hold all weights, `stored_beginning.py` stores them, too.
 """
 
 from pathlib import Path
@@ -34,10 +34,10 @@ ALL_TAKEN = Fresh()
 
 
 def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
-    """The model that training begins with, or None where it begins afresh.
+    """Read the base model that training starts from; None if training starts from random weights.
 
     Raises:
-        TransduceError: there is none in the folder, or the settings ask for another vocabulary than it has.
+        TransduceError: the folder holds no model, or the settings ask for another vocabulary or size.
     """
     if settings.start_from is None:
         return None
@@ -50,29 +50,29 @@ def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
         )
     if settings.tokenizer.text:
         raise TransduceError(
-            f"`tokenizer.text` is for a vocabulary that is learnt, but that of {settings.start_from} is kept: leave it "
-            "out."
+            f"`tokenizer.text` is for a vocabulary that is learned, but that of {settings.start_from} is kept: leave "
+            "it out."
         )
     check_vocabulary(settings.tokenizer, content.tokenizer, settings.start_from)
-    said, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
-    if said is not None and said != size:
+    vocabulary_size, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
+    if vocabulary_size is not None and vocabulary_size != size:
         raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {said:,}, but the model in {settings.start_from} has {size:,} pieces, and "
-            "its tokenizer is kept: leave it out."
+            f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.start_from} has {size:,} "
+            "tokens, and its tokenizer is kept: leave it out."
         )
     return content
 
 
 def remember_beginning(folder: Path, config: ModelConfig) -> None:
-    """Puts the settings of the model that training begins with into the run's folder."""
+    """Store the base model's settings in the run's folder."""
     write_file(folder / _CONFIG_COPY, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
 
 
 def recall_beginning(folder: Path) -> ModelConfig:
-    """What `remember_beginning` wrote.
+    """Return the base model's settings that `remember_beginning` stored in the run's folder.
 
     Raises:
-        TransduceError: it is missing or damaged.
+        TransduceError: the file is missing or damaged.
     """
     path = folder / _CONFIG_COPY
     try:
@@ -88,17 +88,17 @@ def prepare_beginning(
     account: Account,
     fresh: Fresh = ALL_TAKEN,
 ) -> None:
-    """Enters in the account what LoRA and word vectors do to the first weights, and stores these where they are needed.
+    """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
 
     Args:
-        folder: of the run; None: only the account is wanted.
-        resolved: its settings.
-        tokenizer: its vocabularies; None for numbers.
-        account: of the choices.
-        fresh: which weights are not those of the folder to begin with.
+        folder: the run's folder; None: only update the choice log.
+        resolved: the run's settings.
+        tokenizer: the tokenizer; None for a task without text.
+        account: the choice log.
+        fresh: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: a file of vectors is not what it should be, or the model has nothing to adapt.
+        TransduceError: a file of word vectors is invalid, or the model has no layers to adapt.
     """
     if resolved.word_vectors is not None and tokenizer is None:
         raise TransduceError(
@@ -116,16 +116,16 @@ def prepare_beginning(
 
 
 def build_beginning(resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Fresh = ALL_TAKEN) -> AnyModel:
-    """The model as it is before the first step.
+    """Return the model with its initial weights.
 
     Args:
         resolved: the run's settings.
-        folder: of the run, which holds the weights where `prepare_beginning` stored them.
-        trained: whether a checkpoint will replace all weights, so that they need not be read.
-        fresh: which weights are not those of the folder to begin with.
+        folder: the run's folder, which holds the weights if `prepare_beginning` stored them.
+        trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
+        fresh: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: the folder to begin with cannot be read, or its model has changed since.
+        TransduceError: the base model cannot be read or has changed since.
     """
     if needs_stored(resolved):
         model = build_model(resolved.model)
@@ -141,18 +141,20 @@ def _build(resolved: ResolvedSettings, fresh: Fresh) -> Model:
     if resolved.start_from is None:
         return model
     folder = Path(resolved.start_from)
-    found = read_any_model_folder(folder).model.state_dict()
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    base_weights = read_any_model_folder(folder).model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if fresh.anew is not None:
-        anew = fresh.anew(folder)
-        found = {name: tensor for name, tensor in found.items() if not name.startswith(anew)}
+        reinitialized = fresh.anew(folder)
+        base_weights = {name: tensor for name, tensor in base_weights.items() if not name.startswith(reinitialized)}
     if fresh.lacking:
-        found = {name: tensor for name, tensor in found.items() if wanted.get(name) == tensor.shape}
-        wanted = {name: shape for name, shape in wanted.items() if name in found or not name.startswith(fresh.lacking)}
-    if {name: tensor.shape for name, tensor in found.items()} != wanted:
+        base_weights = {name: tensor for name, tensor in base_weights.items() if shapes.get(name) == tensor.shape}
+        shapes = {
+            name: shape for name, shape in shapes.items() if name in base_weights or not name.startswith(fresh.lacking)
+        }
+    if {name: tensor.shape for name, tensor in base_weights.items()} != shapes:
         raise TransduceError(
-            f"The model in {resolved.start_from} is not the one that this run was begun with: start another run with "
+            f"The model in {resolved.start_from} is not the one that this run was started from: start another run with "
             "another --out."
         )
-    model.load_state_dict(found, strict=not fresh.lacking)
+    model.load_state_dict(base_weights, strict=not fresh.lacking)
     return model

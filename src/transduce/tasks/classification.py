@@ -1,4 +1,4 @@
-"""Classification: texts and their labels, line by line, for an encoder that was pretrained (`--from`) or not.
+"""Train text classifiers: an encoder, pretrained (`--from`) or not, on files of texts and labels.
 
 Legend: B texts, C classes.
 """
@@ -54,38 +54,38 @@ from transduce.training.settings import BestBy, OptimizerName
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
-# What is said of logits of pieces, which this has none of, and what else a settings file has there.
+# Settings of the vocabulary projection, which a classifier lacks, with values that settings files may still contain.
 _OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 ACCURACY: Final = "accuracy"
 
 
 class ClassificationTask:
-    """The loss of a batch of labelled texts under a model."""
+    """The training objective of a text classifier."""
 
     def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
         self.model = model
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of the classes, summed over the texts."""
+        """Return the cross-entropy of the classes, summed over the texts."""
         assert isinstance(batch, LabelledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
-        own = logits[: len(labels)]
-        likelihood = F.cross_entropy(own, labels, reduction="sum")
-        smoothed = F.cross_entropy(own, labels, reduction="sum", label_smoothing=self.label_smoothing)
-        # A process without texts of its own has one that counts nothing, but takes part in the gradient.
+        own_logits = logits[: len(labels)]
+        likelihood = F.cross_entropy(own_logits, labels, reduction="sum")
+        smoothed = F.cross_entropy(own_logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
         return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), len(labels))
 
     def logits(self, batch: Batch) -> Tensor:
-        """Of the classes, (B, C), float32."""
+        """Return the logits of the classes, (B, C), float32."""
         ids = to_device(batch.source, self.model.source_weight.device)
         states, _ = self.model.encode(ids)
         return self.model.classify(states).float()
 
 
 class LabelledDevSet:
-    """Labelled texts that training does not see: the loss of their classes, and how many are told."""
+    """A labeled dev set: it measures the loss and the accuracy of a classifier."""
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
@@ -94,28 +94,28 @@ class LabelledDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The texts under these weights."""
+        """Measure the loss and accuracy of these weights."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
-        nats, told, texts = 0.0, 0, 0
+        nats, correct, texts = 0.0, 0, 0
         for batch in self.batches:
             logits = self.task.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
-            told += int((logits.argmax(-1) == labels).sum())
+            correct += int((logits.argmax(-1) == labels).sum())
             texts += len(labels)
         loss = nats / max(1, texts)
         return ValidationEvent(
             step=step,
             loss=loss,
             perplexity=float(torch.tensor(min(loss, 100.0)).exp()),
-            scores={ACCURACY: 100.0 * told / max(1, texts)},
+            scores={ACCURACY: 100.0 * correct / max(1, texts)},
             validation_seconds=time.monotonic() - started_at,
         )
 
 
 class Classification(TextKind):
-    """Texts and labels."""
+    """The task of text classification."""
 
     name = "classification"
     model_kinds = ("encoder",)
@@ -126,71 +126,71 @@ class Classification(TextKind):
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuses a vocabulary of labels, and a projection to pieces, too.
+        """Refuse settings that classification does not use, including those of the vocabulary projection.
 
         Raises:
-            TransduceError: settings mean nothing here.
+            TransduceError: a setting has no meaning for classification.
         """
         super().check(settings)
         if not settings.tokenizer.joint:
             raise TransduceError(
-                "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text with labels: leave "
-                "it out."
+                "`tokenizer.joint` = false is for separate vocabularies, but classification has one text with labels: "
+                "leave it out."
             )
-        for name, usual in _OF_PROJECTION.items():
-            # A model that training begins with may have its own, which does nothing then.
-            if settings.start_from is None and getattr(settings.model, name) not in (None, usual):
+        for name, default in _OF_PROJECTION.items():
+            # A base model may have its own value, which has no effect then.
+            if settings.start_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """[CLS], [SEP] and [MASK]: a model that is pretrained later can have the same vocabulary."""
+        """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
         return MARKS
 
     def text(self, data: DataSettings) -> TaskText:
-        """Texts and labels; texts of any length, for the end of long ones is not read."""
+        """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
         filters = msgspec.structs.replace(
             data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
 
-    def prepare(self, asked: Preparation) -> TaskCorpus:
-        """As every text; the vocabulary must be able to spell the labels."""
-        text = self.text(asked.settings.data)
-        if asked.tokenizer is not None:
-            _check_labels(text, asked.tokenizer.target, f"that of {asked.settings.start_from}")
-        corpus = super().prepare(asked)
-        if asked.tokenizer is None:
-            _check_labels(text, corpus.tokenizer.target, "the one that was learnt")
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Prepare the corpus, and check that the vocabulary can spell the labels."""
+        text = self.text(request.settings.data)
+        if request.tokenizer is not None:
+            _check_labels(text, request.tokenizer.target, f"that of {request.settings.start_from}")
+        corpus = super().prepare(request)
+        if request.tokenizer is None:
+            _check_labels(text, corpus.tokenizer.target, "the one that was learned")
         return corpus
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """The preset's, as BERT has them."""
+        """Return the preset's sizes with BERT's inner width."""
         return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """BERT's, for a model that was not pretrained."""
+        """Return BERT's settings, for a model that is trained from random weights."""
         return BERT | {"output_bias": False, "max_positions": USUAL_CONTEXT if task.context is None else task.context}
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """As many classes as there are labels, and no head for hidden pieces."""
+        """Return the configuration with one class for each label, a pooler, and no masked-language-model head."""
         return msgspec.structs.replace(
             config, num_labels=len(labels_of(corpus)), masked_language_head=False, pooler=True
         )
 
     def fresh(self, corpus: TaskCorpus) -> Fresh:
-        """The classifier, and the layer below it where the model has none."""
+        """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
         return Fresh(("classifier.", "pooler."), lambda folder: _other_classes(folder, labels_of(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """A label is a text's only target token."""
+        """Choose the number of texts in a batch; each text has one label."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Twenty epochs."""
+        """Choose twenty epochs."""
         return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Linear."""
+        """Choose the linear schedule."""
         return linear_schedule()
 
     def choose_learning_rate(
@@ -202,22 +202,24 @@ class Classification(TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """6.5e-5 at BERT's width for a pretrained model, where its makers took 2e-5 to 5e-5; several times as much for
-        one that is not, and ten times for updates of LoRA.
+        """Choose a learning rate proportional to 1 / d_model.
+
+        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
+        high from random weights, and ten times as high for LoRA.
         """
         factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Accuracy, which goes on rising after the loss has turned."""
+        """Choose the best model by accuracy, which still rises when the loss has started to increase."""
         return Choice(ACCURACY, "of the dev texts")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Of the classes."""
+        """Return the loss function: cross-entropy of the classes."""
         return ClassificationTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabelledPlan:
-        """Labelled texts; `training.batch_tokens` counts them."""
+        """Return the training batches; `training.batch_tokens` counts texts."""
         return LabelledPlan(
             _texts(corpus.prepared, corpus, resolved),
             rows=resolved.micro_batch_tokens,
@@ -227,39 +229,39 @@ class Classification(TextKind):
         )
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """The longest texts."""
+        """Return the batch of the longest texts."""
         return [self.plan(corpus, resolved).largest()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> LabelledDevSet:
-        """All dev texts."""
+        """Return the dev set with all dev texts."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
         return LabelledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In texts and classes; of some there may be no text to learn from."""
-        classes, learnt = labels_of(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
-        unseen = ", ".join(f"“{label}”" for label in classes if label not in learnt)
+        """Describe the number of texts and classes, and name classes that occur only in the dev set."""
+        classes, training_labels = labels_of(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
+        unseen = ", ".join(f"“{label}”" for label in classes if label not in training_labels)
         alone = f" (of the dev set alone: {unseen})" if unseen else ""
         return f"{counted(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabelledBatch) -> dict[str, Any]:
-        """A label is the number of a class, not a piece."""
+        """Describe a batch as JSON; a target is a class number, not token ids."""
         classes: list[int] = batch.target[:, 0].tolist()
         labels = labels_of(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """The classes."""
+        """Return the task card with the classes."""
         length = _length(resolved)
         return {TASK_CARD: TaskCard(kind="classification", labels=labels_of(corpus), length=length).text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """How many dev texts the model that was kept tells."""
+        """Measure the dev accuracy of the best model and write the final model card."""
         from transduce.runtime.classifier import load_classifier
 
         classifier = load_classifier(
@@ -267,12 +269,12 @@ class Classification(TextKind):
         )
         event = self.validation(corpus, resolved, place).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
-        said = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text"
+        summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text"
         return Outcome(
-            measured=f"{said}.",
+            measured=f"{summary}.",
             hint=f"Try: transduce classify {place.folder}",
             files={
-                "README.md": self._card(corpus, resolved, step, f"{said}.\n\n").encode(),
+                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
             },
         )
@@ -284,78 +286,81 @@ class Classification(TextKind):
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce classify THIS_FOLDER < texts.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
-            f"{score}All settings stand in `settings.toml`.\n"
+            f"{score}All settings are in `settings.toml`.\n"
         )
 
 
 def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
-    """Refuses labels that pieces do not spell as they are written: two of them could become one.
+    """Refuse labels that the vocabulary does not spell exactly, because two of them could become the same.
 
     Args:
         text: training and dev set.
-        vocabulary: of the labels.
-        which: names it.
+        vocabulary: the vocabulary of the labels.
+        which: name of the vocabulary, for the error message.
 
     Raises:
-        TransduceError: a label is spelt otherwise.
+        TransduceError: a label is spelled differently.
     """
-    kept, checked = PairFilter(text.filters), set[str]()
+    pair_filter, checked = PairFilter(text.filters), set[str]()
     for files in filter(None, (text.files, text.dev)):
-        targets = dict(zip(files.source, files.target, strict=False))  # none where files hold both
+        targets = dict(zip(files.source, files.target, strict=False))  # empty for files that hold both sides
         for pair in read_pairs(files):
             label = pair.target
-            if label in checked or kept.text_reason(pair.source, label) is not None:
+            if label in checked or pair_filter.text_reason(pair.source, label) is not None:
                 continue
             checked.add(label)
-            spelt, lower = vocabulary.decode(vocabulary.encode(label)), label.lower()
-            if spelt != label:
+            spelled, lower = vocabulary.decode(vocabulary.encode(label)), label.lower()
+            if spelled != label:
                 stays = lower == vocabulary.decode(vocabulary.encode(lower))
                 raise TransduceError(
-                    f"{targets.get(pair.path, pair.path)}:{pair.line}: A vocabulary must spell labels as they are "
-                    f"written, but {which} spells the label “{label}” as “{spelt}”: rename it to something that stays "
-                    f"as it is, such as {f'“{lower}” or ' if stays else ''}a number."
+                    f"{targets.get(pair.path, pair.path)}:{pair.line}: A vocabulary must spell labels exactly, but "
+                    f"{which} spells the label “{label}” as “{spelled}”: rename it to something that stays as it is, "
+                    f"such as {f'“{lower}” or ' if stays else ''}a number."
                 )
 
 
 def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The classifier, unless it tells these labels: as many others, such as whether a stretch follows, fit it too."""
+    """Return the prefix of the base model's classifier parameters, unless its labels are these.
+
+    A classifier of other labels may have the same shape, so shapes do not reveal it.
+    """
     card = find_task_card(folder)
-    known = card.labels if card is not None and card.kind == "classification" else ()
-    return () if known == labels else ("classifier.",)
+    base_labels = card.labels if card is not None and card.kind == "classification" else ()
+    return () if base_labels == labels else ("classifier.",)
 
 
 def _length(resolved: ResolvedSettings) -> int:
-    """Pieces of a text that are read."""
+    """Return the maximum number of tokens read from a text."""
     return text_length(resolved.model, resolved.task.context)
 
 
 def labels_of(corpus: TaskCorpus) -> tuple[str, ...]:
-    """All classes of training and dev set, sorted.
+    """Return the class names of training and dev set, sorted.
 
     Raises:
-        TransduceError: there is only one.
+        TransduceError: there is only one class.
     """
-    found = set(_labels(corpus.prepared, corpus.tokenizer))
+    classes = set(_labels(corpus.prepared, corpus.tokenizer))
     if corpus.dev is not None:
-        found |= set(_labels(corpus.dev, corpus.tokenizer))
-    if len(found) < 2:
+        classes |= set(_labels(corpus.dev, corpus.tokenizer))
+    if len(classes) < 2:
         raise TransduceError(
-            f'Classification needs two labels at least, but all texts have the label "{found.pop()}": give more texts.'
+            f'Classification needs at least two labels, but all texts have the label "{classes.pop()}": add more texts.'
         )
-    return tuple(sorted(found))
+    return tuple(sorted(classes))
 
 
-@lru_cache(maxsize=4)  # all of the corpus is read, and asked for at every validation
+@lru_cache(maxsize=4)  # reading the whole corpus is slow, and every validation asks for it
 def _labels(corpus: PreparedCorpus, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The label of each text, as its pieces spell it."""
+    """Return the label of each text, decoded from its token ids."""
     store = read_store(corpus, tokenizer, "target")
-    spelt: dict[bytes, str] = {}
+    decoded: dict[bytes, str] = {}
     labels = []
     for number in range(corpus.pairs):
         ids = store.read(number, number + 1)
-        if ids.tobytes() not in spelt:
-            spelt[ids.tobytes()] = tokenizer.target.decode(ids.tolist())
-        labels.append(spelt[ids.tobytes()])
+        if ids.tobytes() not in decoded:
+            decoded[ids.tobytes()] = tokenizer.target.decode(ids.tolist())
+        labels.append(decoded[ids.tobytes()])
     return tuple(labels)
 
 

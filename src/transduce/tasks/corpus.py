@@ -1,4 +1,4 @@
-"""The text of a run: its tokenizer, its training pairs on disk, its dev set."""
+"""Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,85 +40,92 @@ from transduce.training.processes import joined_processes
 
 _DEV_FOLDER = "corpus-dev"
 _ENOUGH_OCCURRENCES = 3
-# A process takes as long to start as it takes to prepare some ten thousand pairs.
+# Preparing this many pairs takes much longer than starting a worker process.
 _PAIRS_A_WORKER = 100_000
-# The card of the corpus that a run was started with, where that was prepared ahead.
+# A copy of the card of the prepared corpus that a run was started with.
 _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kind of task reads."""
+    """The text that a task reads, and how it is filtered."""
 
     files: CorpusFiles
+    """Files of the training text."""
     dev: CorpusFiles | None
-    """None: something is held out, or the kind finds its dev set by itself."""
+    """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
     filters: FilterSettings
+    """Rules by which pairs are left out."""
     hold_out: HoldOutSettings | None
+    """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
-    """Pieces of the vocabulary that no text holds."""
+    """Special tokens of the vocabulary, which no text contains."""
     writes_text: bool = True
-    """Whether the target side is text, and not labels."""
+    """True if the target side is text, False if it is labels."""
 
 
 class RunCorpus(Protocol):
-    """What a run itself needs of what it learns from, text or numbers; the rest is between a kind and its corpus."""
+    """The part of a corpus's interface that runs use; a task and its corpus share the rest."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Cuts text; None for numbers."""
+        """The tokenizer; None for numbers."""
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings | None:
-        """How it cuts."""
+        """The tokenizer's settings; None for numbers."""
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Of source and target, where they are known."""
+        """Language codes of source and target; None where unknown."""
 
     @property
     def pairs(self) -> int:
-        """Examples."""
+        """The number of training examples."""
 
     @property
     def target_tokens(self) -> int:
-        """What is to be told in an epoch: pieces, or numbers."""
+        """The number of targets to predict in an epoch: tokens or numbers."""
 
     def describe(self, batch: Any) -> dict[str, Any]:
-        """A batch as JSON that a person can read."""
+        """Return a description of a batch that can be written as JSON."""
 
 
 class TaskCorpus(msgspec.Struct, frozen=True):
-    """What a run needs of its text."""
+    """A prepared corpus of text, with its tokenizer and dev set."""
 
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
+    """The tokenized training pairs."""
     languages: tuple[str | None, str | None]
+    """Language codes of source and target; None where unknown."""
     filters: FilterSettings
-    """What pairs were left out; of a corpus that was prepared ahead, its own."""
+    """Rules by which pairs were left out; for a corpus prepared earlier, its own rules."""
     dev: PreparedCorpus | None
-    """None where the kind of task takes its dev set out of the training text."""
+    """The prepared dev set; None if the task takes its dev set out of the training text."""
     dev_sources: Sequence[str]
+    """The source sentences of the dev set."""
     dev_targets: Sequence[str]
+    """The target sentences of the dev set."""
 
     @property
     def pairs(self) -> int:
-        """Training pairs."""
+        """The number of training pairs."""
         return self.prepared.pairs
 
     @property
     def target_tokens(self) -> int:
-        """Target pieces of an epoch, end symbols included."""
+        """The number of target tokens in an epoch, including end symbols."""
         return self.prepared.target_tokens
 
     def describe(self, batch: Batch) -> dict[str, Any]:
-        """Numbers of the pairs in the prepared corpus, from 0, and their text and ids."""
+        """Return a batch's pair indices in the prepared corpus, with texts and token ids of both sides."""
         sides = {"source": (self.tokenizer.source, batch.source), "target": (self.tokenizer.target, batch.target)}
         rows = {
             name: [[id for id in row if id != vocabulary.pad_id] for row in ids.tolist()]
             for name, (vocabulary, ids) in sides.items()
         }
-        texts = {name: [sides[name][0].decode(row) for row in found] for name, found in rows.items()}
+        texts = {name: [sides[name][0].decode(row) for row in side_rows] for name, side_rows in rows.items()}
         return {"pairs": batch.indices.tolist(), **texts, "source_ids": rows["source"], "target_ids": rows["target"]}
 
 
@@ -130,35 +137,35 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learns the vocabulary and cuts the training text, once.
+    """Learn the vocabulary and tokenize the training text, both once.
 
     Args:
-        settings: as the user gave them.
-        text: what of it is read, and how.
-        folder: of the run; tokenizer and corpus are written there.
-        choose_tokenizer: settles the vocabulary when the corpus' size is known.
-        display: is told what is read and left out.
-        tokenizer: one that is there already, in place of learning one.
+        settings: the user's settings.
+        text: the text to read, and how it is filtered.
+        folder: the run's folder, where tokenizer and corpus are written.
+        choose_tokenizer: chooses the tokenizer's settings from the size of the corpus.
+        display: shows what is read and left out.
+        tokenizer: an existing tokenizer to use instead of learning one.
 
     Raises:
-        TransduceError: files are missing or not what they should be.
+        TransduceError: files are missing or invalid.
     """
-    # Everything is read once before anything is written, so that a missing or uneven file leaves nothing behind.
+    # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
     size = measure(text.files)
     if text.dev is not None:
         measure(text.dev)
     if tokenizer is None:
-        tokenizer, chosen = learn_tokenizer(
+        tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
         lacking = [mark for mark in text.marks if not tokenizer.target.has_mark(mark)]
         if lacking:
             raise TransduceError(
-                f"The vocabulary of {settings.start_from} lacks the piece {lacking[0]}, which `task.kind` "
-                f"{settings.task.kind} needs for this text: begin with another model, or with none."
+                f"The vocabulary of {settings.start_from} lacks the token {lacking[0]}, which `task.kind` "
+                f"{settings.task.kind} needs for this text: start from another model, or from none."
             )
-        chosen = settings_of(tokenizer)
+        tokenizer_settings = settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
         for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from), both=text.writes_text):
@@ -178,42 +185,42 @@ def prepare_corpus(
         display.say(line)
     if text.dev is not None and (notice := overlap_notice(text.files, text.dev)) is not None:
         display.say(notice)
-    return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
+    return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
 def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
-    """What `prepare_corpus` made, for a run that goes on; its settings leave nothing open."""
+    """Open what `prepare_corpus` wrote, for a run that resumes with complete settings."""
     tokenizer = load_tokenizer(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
     prepared.verify()
-    said = msgspec.structs.asdict(settings.tokenizer)
-    names = [name for name in TokenizerSettings.__struct_fields__ if said.get(name) is not None]
-    chosen = TokenizerSettings(**{name: said[name] for name in names}, user_symbols=text.marks)
-    return _task_corpus(folder, settings.data, text, tokenizer, chosen, prepared)
+    saved = msgspec.structs.asdict(settings.tokenizer)
+    names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
+    tokenizer_settings = TokenizerSettings(**{name: saved[name] for name in names}, user_symbols=text.marks)
+    return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
 def use_prepared(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """What `transduce prepare` made, in place of `prepare_corpus`: nothing is copied but the tokenizer.
+    """Use a corpus that `transduce prepare` wrote; only its tokenizer is copied to the run's folder.
 
     Args:
-        settings: as the user gave them; what they say of files, filters and vocabulary must be what was prepared.
-        read: what the task makes of settings that name all files; its second argument is the run's folder.
-        folder: of the run.
-        display: is told what was left out.
+        settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
+        read: returns the task's text, from settings that name all files and from the run's folder.
+        folder: the run's folder.
+        display: shows what was left out.
 
     Raises:
-        TransduceError: the folder was not prepared, is damaged, or was prepared otherwise than the settings say.
+        TransduceError: the folder holds no prepared corpus, is damaged, or was prepared with other settings.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
     check_task(prepared, card, settings.task.kind)
     check_vocabulary(settings.tokenizer, tokenizer, prepared)
-    data, known = settings.data, _with_files(settings, card.files)
-    text = read(known, folder)
+    data, with_files = settings.data, _with_files(settings, card.files)
+    text = read(with_files, folder)
     check_marks(prepared, tokenizer, text.marks)
-    for name, said, found in (
+    for name, said, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
         ("data.languages", card.files.languages and data.languages, card.files.languages),
@@ -223,8 +230,8 @@ def use_prepared(
         ),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
-        if said not in (None, ()) and said != found:
-            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (said, found))
+        if said not in (None, ()) and said != actual:
+            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (said, actual))
             raise TransduceError(
                 f"`{name}` is {one}, but {prepared} was prepared with {other}: leave it out, or prepare again."
             )
@@ -233,35 +240,35 @@ def use_prepared(
     write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
     for line in corpus.filters.lines(text.files.thing):
         display.say(line)
-    text = msgspec.structs.replace(text, filters=card.filters)  # the dev set's too
-    found = _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
+    text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
+    result = _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
     remember_text_files(folder, settings.data, text.dev)
-    return found
+    return result
 
 
 def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
-    """The same for a run that goes on, in place of `open_corpus`.
+    """Reopen a corpus of `transduce prepare` for a run that resumes.
 
     Raises:
-        TransduceError: the corpus is not the one that the run began with.
+        TransduceError: the corpus is not the one that the run started with.
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
     if (folder / _CARD_COPY).read_bytes() != (corpus.folder / CARD_NAME).read_bytes():
         raise TransduceError(
-            f"{prepared} was prepared anew since the run in {folder} began, which cannot go on with another corpus: "
+            f"{prepared} was prepared again since the run in {folder} started, and a run cannot change its corpus: "
             "start another run with another --out."
         )
-    known = _with_files(settings, card.files)
-    text = msgspec.structs.replace(read(known, folder), filters=card.filters)
-    return _task_corpus(folder, known.data, text, tokenizer, settings_of(tokenizer), corpus)
+    with_files = _with_files(settings, card.files)
+    text = msgspec.structs.replace(read(with_files, folder), filters=card.filters)
+    return _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
 
 
 def measure(files: CorpusFiles) -> CorpusSize:
-    """Pairs, and distinct characters of scripts without spaces that occur often enough to be learnt.
+    """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
     Raises:
-        TransduceError: a file is missing, or a pipe.
+        TransduceError: a file is missing, or is a pipe or a device.
     """
     for path in map(Path, (*files.source, *files.target)):
         if is_no_file(path) and not path.is_dir():
@@ -270,8 +277,8 @@ def measure(files: CorpusFiles) -> CorpusSize:
     reader = PairReader(files)
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
-        found = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
-        longer, shorter = (counts, found) if len(counts) > len(found) else (found, counts)
+        block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
+        longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter
         counts = longer
     frequent = "".join(map(chr, np.flatnonzero(counts >= _ENOUGH_OCCURRENCES).tolist()))
@@ -288,33 +295,41 @@ def learn_tokenizer(
     *,
     marks: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """A vocabulary from the corpus, or from a sample of it where it is large, saved in a folder; and its settings."""
-    chosen, adjust = choose(size), settings.tokenizer.vocabulary_size is None
-    if files.is_text_alone and not chosen.joint:
+    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it.
+
+    Returns:
+        The tokenizer and its settings.
+    """
+    tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
+    if files.is_text_alone and not tokenizer_settings.joint:
         raise TransduceError(
-            "`tokenizer.joint` = false is for a vocabulary on either side, but here is one text alone: leave it out."
+            "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
         )
-    # A size that was chosen is one for words; what the task adds comes on top.
-    more = len(marks) if adjust else 0
-    chosen = msgspec.structs.replace(chosen, vocabulary_size=chosen.vocabulary_size + more, user_symbols=marks)
+    # A chosen size covers the words only; the task's special tokens are added to it.
+    num_special = len(marks) if adjust else 0
+    tokenizer_settings = msgspec.structs.replace(
+        tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    most = MAX_TRAINING_LINES // (2 if chosen.joint else 1)
+    most = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
     sample = folder / ".sample.jsonl"
     try:
         text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        tokenizer = Tokenizer.train(lambda: _vocabulary_text(text, settings.tokenizer.text), chosen, adjust=adjust)
+        tokenizer = Tokenizer.train(
+            lambda: _vocabulary_text(text, settings.tokenizer.text), tokenizer_settings, adjust=adjust
+        )
     finally:
         sample.unlink(missing_ok=True)
-    if tokenizer.source.size != chosen.vocabulary_size and chosen.kind != "character":
-        why = "allows" if tokenizer.source.size < chosen.vocabulary_size else "needs"
-        display.say(f"The text {why} {tokenizer.source.size:,} pieces, not {chosen.vocabulary_size:,}.")
-        chosen = msgspec.structs.replace(chosen, vocabulary_size=tokenizer.source.size)
+    if tokenizer.source.size != tokenizer_settings.vocabulary_size and tokenizer_settings.kind != "character":
+        why = "allows" if tokenizer.source.size < tokenizer_settings.vocabulary_size else "needs"
+        display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
+        tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
     tokenizer.save(folder)
-    return tokenizer, chosen
+    return tokenizer, tokenizer_settings
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
-    """What a vocabulary is learnt from: the pairs, and further text."""
+    """Yield the text that a vocabulary is learned from: the corpus, and the files of further text."""
     alone = files.is_text_alone
     for pair in read_pairs(files):
         yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
@@ -324,7 +339,7 @@ def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair
 
 
 def choose_workers(pairs: int) -> int:
-    """A process a core, where each has enough to do; their number changes no bit."""
+    """Choose the number of worker processes: one for each core with enough work; the result does not depend on it."""
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
 
@@ -339,9 +354,9 @@ def _task_corpus(
     dev = text.dev if text.dev is not None else prepared.held_out
     if dev is None and text.hold_out is not None:
         raise TransduceError(
-            "The corpus has too few different sources to hold a dev set out of it: give --dev-source and --dev-target."
+            "The corpus has too few different sources to hold a dev set out of it: pass --dev-source and --dev-target."
             if data.prepared is None
-            else f"Nothing was held out as a dev set when {data.prepared} was prepared: give --dev-source and "
+            else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
     pairs = [] if dev is None else [pair for pair in read_pairs(dev) if is_decodable(pair.source + pair.target)]
@@ -351,35 +366,35 @@ def _task_corpus(
         prepared=prepared,
         languages=_languages(data),
         filters=text.filters,
-        dev=None if dev is None else _cut_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
+        dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
     )
 
 
-def _cut_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
-    """The dev set, which of several processes the first one cuts before the others come here."""
+def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
+    """Prepare the dev set; with several training processes, the first one does so before the others open it."""
     if joined_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """The settings of a run, with the files that were prepared for it: their names tell the languages."""
+    """Return a run's settings with the files of the prepared corpus, whose names give the languages."""
     data = settings.data
     target = () if files.is_text_alone else files.target
-    known = msgspec.structs.replace(
+    with_files = msgspec.structs.replace(
         data,
         source=files.source,
         target=target,
         back_translated=files.back_translated,
         languages=data.languages or files.languages,
     )
-    return msgspec.structs.replace(settings, data=known)
+    return msgspec.structs.replace(settings, data=with_files)
 
 
 def _languages(data: DataSettings) -> tuple[str | None, str | None]:
-    """As said, or by the suffixes of the files."""
+    """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None:
         return data.languages
     source = language_of(data.source[0]) if data.target else None

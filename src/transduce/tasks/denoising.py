@@ -1,6 +1,6 @@
-"""Denoising: a text is spoilt, and the model writes what it was (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
+"""Pretrain by denoising: the model restores a corrupted text (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
 
-It needs text alone, and its folder is where training for another task begins (`--from`).
+Denoising needs text only. The trained model is a base model for other tasks (`--from`).
 """
 
 import math
@@ -30,16 +30,16 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
 
-# Keeps the noise apart from other random numbers of (seed, epoch, …).
+# Makes the noise independent of other random numbers with the same seed and epoch.
 _NOISE = 23
 # The dev set's noise is the same in every run.
 _DEV_SEED = 0
 
 
 class Spoiler:
-    """Adds noise to batches whose two sides are the same text: a function of (seed, epoch, number of the text).
+    """A generator of noise for batches of text, deterministic in (seed, epoch, index of the text).
 
-    What a vocabulary puts before and after every text, the end symbol and perhaps others, stays as it is.
+    Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
     """
 
     def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
@@ -48,7 +48,7 @@ class Spoiler:
         self._marks = [tokenizer.source.id(mark) for mark in marks_of(noise)]
 
     def spoil(self, batch: Batch, epoch: int) -> Batch:
-        """The same texts, spoilt as source, mended as target."""
+        """Return a batch with the corrupted texts as sources and the texts to restore as targets."""
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
             return batch
@@ -57,38 +57,38 @@ class Spoiler:
         return Batch(source, target, batch.indices, source_tokens, target_tokens)
 
     def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
-        closed, before, after = row[row != self._target.pad_id], self._target.before, self._target.after
-        ids = closed[len(before) : len(closed) - len(after)]
+        row_ids, prefix, suffix = row[row != self._target.pad_id], self._target.before, self._target.after
+        ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
         source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
         return self._source.closed(source.tolist()), self._target.closed(target.tolist())
 
 
 def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
-    """Rows of one length, and how many pieces are none of the padding."""
-    found = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
+    """Return rows padded to one length, and the number of tokens without padding."""
+    padded = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found, sum(map(len, rows))
+        padded[number, : len(row)] = row
+    return padded, sum(map(len, rows))
 
 
 class NoisePlan:
-    """The batches of a plan, spoilt in another way each epoch."""
+    """A plan of batches that are corrupted differently in each epoch."""
 
     def __init__(self, plan: BatchPlan, spoiler: Spoiler) -> None:
         self._plan, self._spoiler = plan, spoiler
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self._plan)
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """One of them."""
+        """Return the corrupted batch at a position of an epoch."""
         return self._spoiler.spoil(self._plan.batch(epoch, position), epoch)
 
 
 class Denoising(TextKind):
-    """Text alone, to be mended."""
+    """The task of denoising text."""
 
     name = "denoising"
     may_be_prepared = True
@@ -98,34 +98,34 @@ class Denoising(TextKind):
     idle_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
-        """The texts of JSON lines, line by line."""
+        """Convert JSON lines to a file with one text per line."""
         text_alone(settings.data, "denoising model")
         return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
-        """A text a line; some lines are held out where there is no dev set."""
+        """Return the text, one per line; some lines are held out if there is no dev set."""
         files, dev = text_alone(data, "denoising model")
         filters = msgspec.structs.replace(data.filters, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:
-        """What stands for pieces that were taken away."""
+        """Return the special tokens that replace removed tokens."""
         return marks_of(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """That of translating the spoilt text."""
+        """Return the loss function: the translation loss from corrupted text to the original."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
-        """Batches of lines, spoilt."""
+        """Return batches of corrupted lines."""
         seed = resolved.training.seed
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
         return NoisePlan(plan, Spoiler(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
-        """The loss of all dev lines."""
+        """Return the dev set, which measures the loss of all dev lines."""
         return DevSet(
             config=resolved.model,
             tokenizer=corpus.tokenizer,
@@ -143,25 +143,25 @@ class Denoising(TextKind):
         return [spoiler.spoil(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In lines."""
+        """Describe the corpus in lines."""
         return counted(corpus.pairs, "line")
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """The loss on the dev set of the model that was kept, and what to do with it."""
+        """Measure the dev loss of the best model and write the final model card."""
         from transduce.runtime.folder import read_encoder_decoder_folder
 
         weights = read_encoder_decoder_folder(place.folder).model.state_dict()
         event = self.validation(corpus, resolved, place).validate(weights, step or 0)
-        said = f"Dev lines: {event.loss:.3f} nats a piece (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
+        summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
         return Outcome(
-            measured=f"{said}.",
+            measured=f"{summary}.",
             hint=f"Go on with: transduce train --from {place.folder} --source … --target … --out DIR",
             files={
-                "README.md": _card(corpus, resolved, step, said).encode(),
+                "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
             },
         )
@@ -176,12 +176,12 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     shape = (
         f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}"
     )
-    trained = f"trained by transduce to mend {corpus.pairs:,} lines of text, spoilt by {noise.kind}"
+    trained = f"trained by transduce to restore {corpus.pairs:,} lines of text, corrupted by {noise.kind}"
     weights = f", weights of step {step:,}" if step else ""
     scores = f"{score}.\n\n" if score else ""
     return (
         f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
         f"{shape}, {trained}{weights}.\n\n"
         f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
-        "All settings stand in `settings.toml`.\n"
+        "All settings are in `settings.toml`.\n"
     )

@@ -1,8 +1,8 @@
-"""Training on what another model writes: a teacher translates the sources first.
+"""Distill a translation model: train on the translations that a teacher model makes first.
 
-Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation"): what a model writes is more
-regular than what people write, and so easier to learn for a much smaller one. The teacher may be of any size and
-family, and have another vocabulary; several translate together.
+Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation"): the teacher's translations are
+more regular than human ones, and so easier to learn for a much smaller model. The teacher may have any size, model
+family and vocabulary. Several teachers translate as an ensemble.
 """
 
 from pathlib import Path
@@ -22,39 +22,39 @@ from transduce.training.events import ProgressDisplay
 from transduce.training.loop import TrainResult
 
 TAUGHT = "taught"
-"""The folder, inside the run's, of what the teacher wrote."""
+"""The folder inside the run's folder that holds the teacher's translations."""
 
 
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
-    """As `train_run`, on the sources and what `data.teacher` makes of them.
+    """Translate the sources with the teacher of `data.teacher`, then train a model on the translations.
 
-    Both stages, translating and training, go on where they stopped.
+    Both stages can be resumed.
 
     Raises:
-        TransduceError: also where the teacher cannot translate the text.
+        TransduceError: the teacher cannot translate the text, or training fails as in `train_run`.
     """
     settings = make_settings(request.settings)
     _check(settings, request)
     if request.resume and (request.out / SETTINGS_FILE).exists():
-        return train_run(_own_request(request, None))
+        return train_run(_training_request(request, None))
     return train_run(_have_translated(request, settings.data))
 
 
 def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
-    """The run itself, once the teacher has translated."""
+    """Translate with the teacher, and return the request of the training run on the translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
-    _refuse_to_begin_again(request)
+    _refuse_to_restart(request)
     translator = load(data.teacher, device=request.device, threads=request.threads)
     files = _files(request, data, translator.target_language)
-    own = _own_request(request, [str(file.path) for file in files])
-    foresee_run(own)
+    training_request = _training_request(request, [str(file.path) for file in files])
+    foresee_run(training_request)
     (request.out / TAUGHT).mkdir(parents=True, exist_ok=True)
     translate_files(files, translator, [Path(folder) for folder in data.teacher], ProgressDisplay())
-    return own
+    return training_request
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Refuses what no teacher can translate."""
+    """Refuse settings with which no teacher can translate."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "teacher", by_hand)
@@ -65,21 +65,21 @@ def _check(settings: Settings, request: RunRequest) -> None:
         )
     if data.target:
         raise TransduceError(
-            "`data.teacher` writes what is learnt, in place of `data.target`: leave one of them out "
-            "(docs/distillation.md tells how to learn from both)."
+            "`data.teacher` writes the targets, in place of `data.target`: leave one of them out "
+            "(docs/distillation.md explains how to learn from both)."
         )
     for path in data.source:
         if not Path(path).is_file():
-            raise TransduceError(f"{path} does not exist: `data.source` names what the teacher is to translate.")
+            raise TransduceError(f"{path} does not exist: `data.source` names the text that the teacher translates.")
     if request.dry_run:
         raise TransduceError(
-            "`--dry-run` tells what follows from the text, which the teacher is yet to write: leave it out, or have it "
-            "translated first (docs/distillation.md)."
+            "`--dry-run` describes a run on a given text, but the teacher has not translated the text yet: leave "
+            "`--dry-run` out, or translate first (docs/distillation.md)."
         )
 
 
 def _files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
-    """Where the translation of each text stands: named by the language that it is in."""
+    """Return the file for the translation of each text, named after the target language."""
     language = data.languages[1] if data.languages else written or "target"
     return [
         TranslatedFile(text, request.out / TAUGHT / f"taught-{number}.{language}")
@@ -87,16 +87,16 @@ def _files(request: RunRequest, data: DataSettings, written: str | None) -> list
     ]
 
 
-def _refuse_to_begin_again(request: RunRequest) -> None:
+def _refuse_to_restart(request: RunRequest) -> None:
     if (request.out / TAUGHT).is_dir() and not request.resume:
         raise TransduceError(
-            f"{request.out} holds a run already, which stopped before its own training: go on with --resume, or name "
-            "another folder with --out."
+            f"{request.out} holds a run already, which stopped before its own training: continue with --resume, or "
+            "name another folder with --out."
         )
 
 
-def _own_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
-    """The run itself, which knows its files alone; one that has begun knows what it was taught, too."""
+def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
+    """Return the request of the training run: without the teacher, and with the translated files if there are any."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["teacher"]
     if taught is not None:

@@ -1,4 +1,4 @@
-"""What the model that training begins with has learnt before: it tells how large the steps may be."""
+"""Find out what a base model was trained for, which determines the learning rate."""
 
 import tomllib
 from pathlib import Path
@@ -8,9 +8,9 @@ from transduce.tasks.settings import Settings
 
 
 def goes_on_learning(settings: Settings, kind: str) -> bool:
-    """Whether a whole model that has learnt this kind of task, here or elsewhere, is to learn more of it.
+    """Return whether training continues a whole base model on the same kind of task.
 
-    With LoRA it is not the model that learns, but updates that are new.
+    With LoRA, the answer is False, because only new adapter weights are trained.
     """
     if settings.start_from is None or settings.training.lora_rank:
         return False
@@ -18,7 +18,7 @@ def goes_on_learning(settings: Settings, kind: str) -> bool:
 
 
 def _task_of(folder: Path) -> str | None:
-    """What a run in this folder learnt; None where nothing tells it: the model comes from elsewhere."""
+    """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
         content: dict[str, Any] = tomllib.loads((folder / "settings.toml").read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

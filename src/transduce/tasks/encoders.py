@@ -1,4 +1,4 @@
-"""What pretraining and classification have in common: the model is BERT's, and texts are read as a whole."""
+"""Share BERT's settings and text handling between pretraining and classification."""
 
 from typing import Literal
 
@@ -13,10 +13,10 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, Preset
 from transduce.training.schedule import ScheduleName
 
-# Pieces of a text, marks included, where nothing is said.
+# Default maximum number of tokens in a text, including special tokens.
 USUAL_CONTEXT = 128
 
-# What makes an encoder BERT's.
+# Settings of BERT's encoder that differ from the defaults.
 BERT: dict[str, object] = {
     "kind": "encoder",
     "positions": "learned",
@@ -32,7 +32,7 @@ BERT: dict[str, object] = {
 
 
 def encoder_sizes(preset: Preset) -> dict[str, object]:
-    """What a preset says of an encoder: its sizes with BERT's inner width, and BERT's dropout."""
+    """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
     return {
         "num_encoder_layers": preset.num_encoder_layers,
         "d_model": preset.d_model,
@@ -43,25 +43,28 @@ def encoder_sizes(preset: Preset) -> dict[str, object]:
 
 
 def text_length(model: ModelConfig, context: int | None) -> int:
-    """Pieces of a text that are read at most, marks included: the context, but no more than there are positions."""
+    """Return the maximum number of tokens read from a text, including special tokens.
+
+    This is the context, limited to the number of learned positions.
+    """
     if model.positions != "learned":
         return USUAL_CONTEXT if context is None else context
     return model.max_positions if context is None else min(context, model.max_positions)
 
 
 def encoder_of(model: AnyModel) -> Encoder:
-    """The model, which the task's settings made an encoder."""
+    """Return the model as an encoder, which the task's settings guarantee."""
     assert isinstance(model, Encoder)
     return model
 
 
 def build_encoder(config: ModelConfig) -> Encoder:
-    """An encoder with initial weights."""
+    """Build an encoder with random initial weights."""
     return encoder_of(build_model(config))
 
 
 def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
-    """One side of a corpus that was prepared with this tokenizer, mapped into memory."""
+    """Open one side of a prepared corpus as memory-mapped sentences."""
     vocabulary = tokenizer.source if side == "source" else tokenizer.target
     card = corpus.card.source if side == "source" else corpus.card.target
     ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
@@ -70,5 +73,5 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 
 
 def linear_schedule() -> Choice[ScheduleName]:
-    """BERT's."""
-    return Choice("linear", "a linear fall to zero, as BERT has it")
+    """Return the choice of BERT's linear schedule."""
+    return Choice("linear", "a linear decay to zero, as in BERT")

@@ -1,4 +1,4 @@
-"""What no corpus could make right is refused before one is read, which may take minutes."""
+"""Check a run's settings up front (preflight), before reading a corpus, which may take minutes."""
 
 import msgspec
 
@@ -22,96 +22,103 @@ from transduce.tasks.text_kind import TextKind
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import PRESETS, Choice
 
-_OF_ATTENTION = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
-_SIZE = 1 << 15  # of vocabularies, for the time being
+_ATTENTION_SETTINGS = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
+_PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
 
 
 def foresee(
     kind: TaskKind[C], settings: Settings, machine: Machine, account: Account
 ) -> tuple[Settings, ModelFolder[Model] | None]:
-    """The settings, with what a model that training begins with decides, and that model.
+    """Check settings that no corpus could make valid, and complete them from the base model.
+
+    Args:
+        kind: the task.
+        settings: the user's settings.
+        machine: the machine that trains.
+        account: the choice log.
+
+    Returns:
+        The settings, with values that the base model determines, and the base model, if there is one.
 
     Raises:
-        TransduceError: settings that cannot be met, whatever the text; none of it was read.
+        TransduceError: settings are invalid for any text. No text has been read.
     """
     kind.check(settings)
     _refuse_idle_search(kind, settings)
-    _tell_idle(settings, account)
+    _log_unused(settings, account)
     check_adaptation(settings)
-    beginning = read_beginning(settings)
-    kept = None if beginning is None else beginning.model.config
-    if kept is not None:
-        kind.check_model(kept.kind, f"The model in {settings.start_from}")
-        settings = follow_model(settings, kept, account)
-    check_choices(settings, kept, machine)
-    return settings, beginning
+    base_model = read_beginning(settings)
+    base_config = None if base_model is None else base_model.model.config
+    if base_config is not None:
+        kind.check_model(base_config.kind, f"The model in {settings.start_from}")
+        settings = follow_model(settings, base_config, account)
+    check_choices(settings, base_config, machine)
+    return settings, base_model
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """A run that goes on may have what was accepted once.
+    """Refuse search settings that the task does not use.
 
     Raises:
-        TransduceError: a search is said, but none goes by it.
+        TransduceError: such a setting has another value than its default.
     """
     if kind.instead_of_search is None:
         return
-    usual = SearchSettings()
+    defaults = SearchSettings()
     for name in SearchSettings.__struct_fields__:
-        if name not in kind.own_search and getattr(settings.search, name) != getattr(usual, name):
+        if name not in kind.own_search and getattr(settings.search, name) != getattr(defaults, name):
             raise TransduceError(
                 f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.instead_of_search}."
             )
 
 
-def _tell_idle(settings: Settings, account: Account) -> None:
-    """Enters what does nothing in a recurrent model, such as sizes that a file has for several kinds of model."""
+def _log_unused(settings: Settings, account: Account) -> None:
+    """Log settings that a recurrent model does not use; settings files may have them for several kinds of model."""
     model = settings.model
     if model.kind != "recurrent":
         return
-    usual = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
-    idle = dict.fromkeys(IDLE_OF_RECURRENT, "does nothing: a recurrent model has none")
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
+    unused = dict.fromkeys(IDLE_OF_RECURRENT, "has no effect: a recurrent model has none")
     if not model.embedding_norm:
-        idle["norm_epsilon"] = "does nothing: a recurrent model has no norms but that of `model.embedding_norm`"
+        unused["norm_epsilon"] = "has no effect: a recurrent model has no norms but that of `model.embedding_norm`"
     if model.recurrent_attention == "none" and not model.recurrent_self_attention:
-        idle |= dict.fromkeys(_OF_ATTENTION, "does nothing: this model has no attention")
-    for name, reason in idle.items():
-        said = getattr(model, name)
-        if said not in (None, usual[name]):
-            account.take(f"model.{name}", None, Choice(said, reason))
+        unused |= dict.fromkeys(_ATTENTION_SETTINGS, "has no effect: this model has no attention")
+    for name, reason in unused.items():
+        value = getattr(model, name)
+        if value not in (None, defaults[name]):
+            account.take(f"model.{name}", None, Choice(value, reason))
 
 
 def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
-    """Refuses a model and a training that contradict themselves, whatever the corpus will decide.
+    """Refuse contradictory settings of model and training, whatever the corpus.
 
     Args:
-        settings: as the user gave them.
-        kept: the model that training begins with, if there is one.
-        machine: where it will train.
+        settings: the user's settings.
+        kept: the configuration of the base model, if there is one.
+        machine: the machine that trains.
 
     Raises:
-        TransduceError: settings of the model, or of training, do not go together.
+        TransduceError: settings of the model or of training contradict each other.
     """
-    model = (
-        _foresee_model(settings) if kept is None else keep_model(settings, kept, str(settings.start_from), Account())
-    )
+    model = _trial_model(settings) if kept is None else keep_model(settings, kept, str(settings.start_from), Account())
     check_training(settings, model, machine)
     if kind_of(settings.task.kind).writes_translations:
-        search = msgspec.structs.replace(settings.search, generate=None)  # whose pieces are not known yet
+        search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
         check_search(search, [model], width=search.beam_size)
 
 
-def _foresee_model(settings: Settings) -> ModelConfig:
-    """The model by the preset that was said, or by the first that it can be built with.
+def _trial_model(settings: Settings) -> ModelConfig:
+    """Return the model's configuration for the chosen preset, or for the first preset it can be built with.
 
     Raises:
-        TransduceError: it cannot be built with any.
+        TransduceError: no preset is possible.
     """
     reads_text = isinstance(kind_of(settings.task.kind), TextKind)
-    pieces = Pieces(_SIZE, _SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
+    properties = Pieces(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
     refusals = []
     for preset in PRESETS if settings.preset is None else (settings.preset,):
         try:
-            return resolve_model(settings, preset, pieces, Account())
+            return resolve_model(settings, preset, properties, Account())
         except TransduceError as refusal:
             refusals.append(refusal)
     raise refusals[0]

@@ -1,7 +1,7 @@
-"""What a kind of task tells the run: the text it needs, its model, batches, loss and measure, and its last words.
+"""Define the interface of a task: its text, model, batches, loss, metrics and final report.
 
-Each kind is a class in a file of its own; `kinds.py` knows them by name. A kind keeps nothing between its methods: what
-it works on is handed to it.
+Each task is a class in its own file; `kinds.py` lists them by name. A task has no state: its methods receive all they
+work on.
 """
 
 from abc import ABC, abstractmethod
@@ -47,109 +47,112 @@ from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName
 
 DEV_BATCH_TOKENS = 4_096
-# What the settings of a run that goes on say of layers that its model has none of.
+# The default number of layers; settings of a resumed run may have it for layers that its model lacks.
 _UNUSED_LAYERS = 6
 
-# The share of each process: (its number, how many there are).
+# The share of a training process: (rank, world size).
 Share = tuple[int, int]
 
 
 class Validation(Protocol):
-    """The dev set of a task."""
+    """A dev set that measures the quality of weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The dev set under these weights."""
+        """Measure these weights on the dev set."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run computes, and its folder."""
+    """The folder, device and number of threads of a run."""
 
     folder: Path
+    """The run's folder."""
     device: str
+    """PyTorch device, such as "cpu" or "cuda"."""
     threads: int
+    """Number of compute threads."""
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a corpus is made with, when a run begins."""
+    """The inputs for preparing the corpus of a new run."""
 
     settings: Settings
+    """The user's settings."""
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     display: ProgressDisplay
-    """Is told what is read and left out."""
+    """Shows what is read and left out."""
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
-    """Settles the vocabulary when the corpus' size is known."""
+    """Chooses the tokenizer's settings from the size of the corpus."""
     tokenizer: Tokenizer | None
-    """One that is there already, in place of learning one."""
+    """An existing tokenizer to use instead of learning one."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a finished run beside its weights."""
+    """The results of a finished run besides its weights."""
 
     measured: str
-    """How good it is."""
+    """The measured quality, as a sentence."""
     hint: str
-    """What to do with it."""
+    """A hint on how to use the model."""
     files: Mapping[str, bytes]
-    """Files of the model folder by name; README.md is its card."""
+    """Files of the model folder by name; README.md is the model card."""
 
 
 class Fresh(NamedTuple):
-    """Of a model that begins with the weights of another (`--from`), what does not come from there.
-
-    Names are what the names of parameters begin with.
-    """
+    """The weights that are not taken from the base model (`--from`), by prefixes of parameter names."""
 
     lacking: tuple[str, ...] = ()
-    """What the other model may lack. It may then have others besides."""
+    """Parameters that the base model may lack; then the base model may also have others."""
     anew: Callable[[Path], tuple[str, ...]] | None = None
-    """By the other model's folder, what of it is not taken although it is there; None: all is taken."""
+    """Returns the parameters to reinitialize, from the base model's folder; None: none."""
 
 
 C = TypeVar("C", bound=RunCorpus)
 
 
 class TaskKind(ABC, Generic[C]):
-    """A kind of task that learns from a corpus of a type. What most have in common is done here; the rest is abstract.
+    """The interface of a task that learns from a corpus of type C, with defaults for what most tasks share.
 
-    Those that learn from text derive from `text_kind.py:TextKind`.
+    Tasks that learn from text derive from `TextKind` in `text_kind.py`.
     """
 
     name: ClassVar[str]
+    """Name of the task, the value of `task.kind`."""
     model_kinds: ClassVar[tuple[str, ...]]
-    """The kinds of model that can do it; the first is the usual one."""
+    """The kinds of model that can do the task; the first is the default."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
-    """What the best model may be chosen by, `training.best_by`."""
+    """The metrics that `training.best_by` can select the best model by."""
     may_be_recorded: ClassVar[bool] = False
-    """Whether its steps take part in `training.record`."""
+    """True if training steps support `training.record`."""
     label_smoothing: ClassVar[float] = 0.1
+    """Default of `training.label_smoothing`."""
     own_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings of `task.*` that are this kind's."""
+    """The settings of `task.*` that this task uses."""
     rate_follows_batch: ClassVar[bool] = True
-    """Whether small steps have a lower learning rate."""
+    """True if small batches get a lower learning rate."""
     keeps_spaces: ClassVar[bool] = False
-    """Whether a vocabulary that is learnt for it keeps all spaces of a text."""
+    """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
-    """Whether dev sentences are translated at each validation, and `training.translate_dev` says how many."""
+    """True if each validation translates dev sentences, up to `training.translate_dev`."""
     takes_back_translations: ClassVar[bool] = False
-    """Whether sources may be a machine's, `data.back_translated`."""
+    """True if sources may be machine translations (`data.back_translated`)."""
     instead_of_search: ClassVar[str | None] = None
-    """What to do in place of saying `search.*`, where it would do nothing."""
+    """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
     own_search: ClassVar[tuple[str, ...]] = ()
-    """The settings of `search.*` that it goes by where it does not go by the others."""
+    """The settings of `search.*` that the task uses although it does not use the others."""
 
-    # --- before the corpus is there ---
+    # --- before the corpus is read ---
 
     def check(self, settings: Settings) -> None:
-        """Refuses settings that mean nothing here.
+        """Refuse settings that have no meaning for the task.
 
         Raises:
-            TransduceError: one of another kind, or of a model that cannot do this.
+            TransduceError: a setting is for another task, or the model's kind cannot do this task.
         """
-        usual = TaskSettings()
+        defaults = TaskSettings()
         for name in TaskSettings.__struct_fields__:
             value = getattr(settings.task, name)
-            if name != "kind" and name not in self.own_settings and value != getattr(usual, name):
+            if name != "kind" and name not in self.own_settings and value != getattr(defaults, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.takes_back_translations:
             raise TransduceError(
@@ -163,18 +166,18 @@ class TaskKind(ABC, Generic[C]):
         if settings.model.kind is not None:
             self.check_model(settings.model.kind)
         used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
-        for name, said in (
+        for name, value in (
             ("num_encoder_layers", settings.model.num_encoder_layers),
             ("num_decoder_layers", settings.model.num_decoder_layers),
         ):
-            if name not in used and said not in (None, _UNUSED_LAYERS):
+            if name not in used and value not in (None, _UNUSED_LAYERS):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
-        """Refuses a kind of model that cannot do this.
+        """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.
 
         Raises:
-            TransduceError: it is one.
+            TransduceError: the kind of model cannot do the task.
         """
         if kind not in self.model_kinds:
             raise TransduceError(
@@ -183,59 +186,59 @@ class TaskKind(ABC, Generic[C]):
             )
 
     def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
-        """The settings of the task, where a model that training begins with decides what nobody said."""
+        """Complete the task's settings by values that the base model's configuration determines."""
         return task
 
     # --- the corpus ---
 
     @abstractmethod
-    def prepare(self, asked: Preparation) -> C:
-        """Makes the corpus of a run that begins.
+    def prepare(self, request: Preparation) -> C:
+        """Prepare the corpus of a new run.
 
         Raises:
-            TransduceError: files are missing, or not what the task reads.
+            TransduceError: files are missing, or are not what the task reads.
         """
 
     @abstractmethod
     def reopen(self, settings: Settings, folder: Path) -> C:
-        """What `prepare` made in a run's folder; its settings leave nothing open.
+        """Open the corpus that `prepare` wrote to a run's folder; the settings are complete.
 
         Raises:
-            TransduceError: it is damaged, or no longer what the run began with.
+            TransduceError: the corpus is damaged, or differs from the one that the run started with.
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """What the settings say of the data, with what a corpus that was prepared ahead says in their place."""
+        """Return the data settings with the values of a corpus that was prepared earlier."""
         return data
 
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """What a preset says of the model, by the names of `model.*`."""
+        """Return the model settings of a preset, by the names of `model.*`."""
         return msgspec.structs.asdict(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:  # noqa: ARG002
-        """Settings of the model that are not the usual ones, where nothing is said."""
+        """Return the task's defaults of model settings that differ from the general ones."""
         return {}
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """The size of the model, by the corpus: its pairs, and the target tokens of an epoch."""
+        """Choose the model's preset by the number of pairs and of target tokens in an epoch."""
         return choose_preset(pairs)
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
-        """How many tokens an epoch has, as `training.batch_tokens` counts them."""
+        """Return the number of tokens in an epoch, as `training.batch_tokens` counts them."""
         return corpus.target_tokens
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """How long to train."""
+        """Choose the number of training steps."""
         return choose_steps(pairs, epoch_tokens, batch_tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """The target tokens of a step."""
+        """Choose the number of target tokens in a batch."""
         return choose_batch_tokens(epoch_tokens, device)
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
-        """The shape of the learning rate."""
+        """Choose the learning-rate schedule."""
         return choose_schedule(norm_order)
 
     def choose_learning_rate(
@@ -247,7 +250,7 @@ class TaskKind(ABC, Generic[C]):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """The highest learning rate; less for a model that is to learn more of what it knows."""
+        """Choose the peak learning rate; it is lower when training continues a model of the same task."""
         if goes_on_learning(settings, self.name):
             return choose_fine_tuning_rate(d_model)
         if not self.rate_follows_batch:
@@ -255,30 +258,30 @@ class TaskKind(ABC, Generic[C]):
         return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """What the best model is chosen by; `translated` is how many dev sentences are translated at most."""
+        """Choose the metric for the best model; `translated` is the maximum number of dev sentences translated."""
         return choose_best_by(translated)
 
     def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:
-        """What the model computes in; `usual` is what the machine does fastest."""
+        """Choose the precision; `usual` is what the machine computes fastest."""
         return usual
 
     def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """The model, once the corpus has told what it must be able to tell apart.
+        """Adapt the model's configuration to the corpus, such as its number of classes.
 
         Raises:
-            TransduceError: the model, which training may begin with, cannot do what the settings of the task ask for.
+            TransduceError: the model, such as a base model, cannot do what the task's settings ask for.
         """
         return config
 
     def fresh(self, corpus: C) -> Fresh:  # noqa: ARG002
-        """Which weights are not those of the model of `--from`: none."""
+        """Return the weights that are not taken from the base model; by default, all are taken."""
         return Fresh()
 
     def explain(self, corpus: C, resolved: ResolvedSettings, account: Account) -> None:  # noqa: ARG002
-        """Enters in the account what of a corpus does not suit the settings of a run that begins.
+        """Log problems of the corpus with the settings of a new run.
 
         Raises:
-            TransduceError: a setting could come to nothing.
+            TransduceError: a setting would have no effect.
         """
         return
 
@@ -286,72 +289,72 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Any], Loss]:
-        """The loss of a batch under a model."""
+        """Return the function that computes a batch's loss."""
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
-        """The training batches of one of several processes."""
+        """Return the training batches of one training process."""
 
     @abstractmethod
     def largest(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
-        """The batches that need most memory, to be tried before the first step."""
+        """Return the batches that need the most memory, to be tried before the first step."""
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, place: Place) -> Validation:
-        """The dev set."""
+        """Return the dev set."""
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
-        """A batch as JSON that a person can read."""
+        """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)
 
     def describe_size(self, corpus: C) -> str:
-        """How much is trained on, in words."""
+        """Describe the size of the training data in words."""
         return counted(corpus.pairs, "pair")
 
     # --- the model folder ---
 
     def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Text files that the folder needs to be used, by name, beside those that all folders have."""
+        """Return additional text files that the model folder needs, by name."""
         return {}
 
     @abstractmethod
     def card(self, corpus: C, resolved: ResolvedSettings, step: int | None) -> str:
-        """README.md of the folder while training goes on."""
+        """Return the model card, README.md, during training."""
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """The last words, and files to keep, once the best model is in its folder.
+        """Report the quality of the best model, once it is in the run's folder.
 
         Args:
-            corpus: of the run.
-            resolved: its settings.
-            place: where it computed.
-            step: of the weights that were kept.
+            corpus: the run's corpus.
+            resolved: the run's settings.
+            place: the run's folder and device.
+            step: step of the best weights.
         """
 
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """What the model computes in."""
+    """Return the data type of the model's precision."""
     return DTYPES[resolved.training.precision]
 
 
 def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
-    """Training and dev text of a task that learns from text alone: both sides of a pair are the same line.
+    """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
 
     Raises:
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: give --source, or `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
     if data.format == "tsv":
         raise TransduceError(
-            f"A {name} learns from text alone, but `data.format` is tsv, for pairs: write the text out, and leave the "
-            "format out."
+            f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
+            "and leave the format out."
         )
     for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
         if files:
             raise TransduceError(
-                f"A {name} learns from text alone, but `data.{setting}` names {files[0]}: leave it out, or name all "
+                f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
                 f"files in `data.{setting.replace('target', 'source')}`."
             )
     return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
@@ -362,14 +365,14 @@ def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
 
 
 def pairs_of_files(data: DataSettings) -> TaskText:
-    """Training and dev text of a task that learns from pairs; some are held out where there is no dev set.
+    """Return training and dev text of a task that learns from pairs; a dev set is held out if there is none.
 
     Raises:
-        TransduceError: nothing is said of it.
+        TransduceError: the settings name no text.
     """
     if not data.source:
         raise TransduceError(
-            "There is no text to learn from: give --source and --target, or `data.source` in the settings."
+            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
         )
 
     def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:

@@ -1,4 +1,4 @@
-"""The kinds of task by name: the one list of them."""
+"""List the tasks by name."""
 
 from typing import Any
 
@@ -26,5 +26,5 @@ KINDS: dict[str, TaskKind[Any]] = {
 
 
 def kind_of(name: str) -> TaskKind[Any]:
-    """The kind that `task.kind` names."""
+    """Return the task that `task.kind` names."""
     return KINDS[name]

@@ -1,7 +1,8 @@
-"""A language model: text as one stream of pieces, and the next piece as what is to be told (Radford et al. 2019).
+"""Train language models: text as one stream of tokens, with the next token as target (Radford et al. 2019).
 
-The usual model is GPT-2's: a decoder alone with learnt positions, the tanh form of GELU, pre-norm.
-Legend: B windows, T pieces of a window.
+The default model is GPT-2's: decoder-only, pre-norm, with learned positions and the tanh approximation of GELU.
+
+Legend: B windows, T tokens of a window.
 """
 
 import math
@@ -43,26 +44,26 @@ from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 
 USUAL_CONTEXT = 256
-# Where there is no dev set, the end of the text is one: this share of its pieces, up to a number.
+# Without a dev set, the end of the text is held out: this share of its tokens, up to a maximum.
 _DEV_SHARE = 0.1
 _MOST_DEV_PIECES = 1_000_000
 BITS_PER_CHARACTER = "bits_per_character"
 
 
 class LanguageModelTask:
-    """The loss of a batch of windows under a model."""
+    """The training objective of a language model."""
 
     def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
         self.model = model
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of every next piece, summed; (B, T) inputs and as many labels."""
+        """Return the cross-entropy of every next token, summed, from (B, T) inputs and labels."""
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
         factors, config = self.model.logit_factors(self.model.hidden(inputs)), self.model.config
-        # Windows have no padding. Where a line's end is the padding too (GPT-2), it is to be learnt.
+        # Windows have no padding. If the line end has the padding's id (GPT-2), it must be learned.
         pad_id = None if config.pad_id == config.eos_id else config.pad_id
         frozen_row = None if pad_id is None else config.frozen_row
         return projected_cross_entropy(
@@ -71,7 +72,7 @@ class LanguageModelTask:
 
 
 class LanguageModelDevSet:
-    """Text that training does not see: the loss of its pieces, and what that is for each character."""
+    """A dev text: it measures the loss of a language model per token and per character."""
 
     def __init__(
         self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
@@ -79,13 +80,13 @@ class LanguageModelDevSet:
         self.model = model.to(device=device, dtype=dtype).eval()
         self.task = LanguageModelTask(self.model, label_smoothing=0.0)
         self.batches = batches
-        # All at once: a row by itself would lose the space before its first word.
-        pieces = np.concatenate([batch.target.ravel() for batch in batches])
-        self.characters = len(spell(pieces.tolist(), vocabulary)) - _surplus(pieces, vocabulary)
+        # Decoded at once, because a row alone would lose the space before its first word.
+        tokens = np.concatenate([batch.target.ravel() for batch in batches])
+        self.characters = len(spell(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The text under these weights."""
+        """Measure these weights on the dev text."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         losses = [self.task.loss(batch) for batch in self.batches]
@@ -100,46 +101,49 @@ class LanguageModelDevSet:
         )
 
 
-def _surplus(pieces: Ids, vocabulary: Vocabulary) -> int:
-    """How many characters too many unknown pieces spell: three each in sentencepiece (" ⁇ ") where the text had one."""
+def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
+    """Return how many characters too many the unknown tokens spell: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
-        return 0  # of GPT-2, a line's end
-    return int((pieces == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
+        return 0  # in GPT-2, the line end
+    return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
 
 
 class LanguageModel(TextKind):
-    """Text alone, to be continued."""
+    """The task of language modeling."""
 
     rate_follows_batch = False
     name = "language-model"
     may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
-    keeps_spaces = True  # as code needs its indentation
+    keeps_spaces = True  # indentation matters in code
     own_settings = ("context",)
-    instead_of_search = "say it to `transduce generate` each time"
+    instead_of_search = "pass it to `transduce generate` each time"
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
-        """The texts of JSON lines, line by line."""
+        """Convert JSON lines to a file with one text per line."""
         text_alone(settings.data, "language model")
         return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
-        """All lines, empty ones too: none is left out but those that are no text."""
+        """Return all lines, including empty ones; only lines that cannot be decoded are left out."""
         files, dev = text_alone(data, "language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
-    def prepare(self, asked: Preparation) -> TaskCorpus:
-        """As every text; an imported model learns here that its end symbol ends a line."""
-        tokenizer = asked.tokenizer
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
+        tokenizer = request.tokenizer
         if isinstance(tokenizer, ForeignTokenizer):
-            asked = msgspec.structs.replace(asked, tokenizer=tokenizer.line_by_line())
-        return super().prepare(asked)
+            request = msgspec.structs.replace(request, tokenizer=tokenizer.line_by_line())
+        return super().prepare(request)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """The preset's, with GPT-2's inner width, and little dropout: text comes by only a few times."""
+        """Return the preset's sizes with GPT-2's feed-forward width and little dropout.
+
+        Little dropout suffices, because the text is read only a few times.
+        """
         return {
             "num_decoder_layers": preset.num_decoder_layers,
             "d_model": preset.d_model,
@@ -150,7 +154,7 @@ class LanguageModel(TextKind):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """What makes a decoder GPT-2's."""
+        """Return GPT-2's settings of a decoder."""
         return {
             "kind": "decoder",
             "positions": "learned",
@@ -160,32 +164,32 @@ class LanguageModel(TextKind):
         }
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """By the number of pieces."""
+        """Choose the preset by the number of tokens."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Larger steps than for pairs."""
+        """Choose larger batches than for pairs."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """By the number of pieces."""
+        """Choose the number of steps by the number of tokens."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
-        """The context is as long as the model's table of positions, where it has one."""
+        """Set the context to the number of the base model's learned positions, if it has them."""
         if task.context is not None or kept.positions != "learned":
             return task
         return msgspec.structs.replace(task, context=kept.max_positions)
 
     def context(self, task: TaskSettings) -> int:
-        """Pieces of a window."""
+        """Return the number of tokens in a window."""
         return USUAL_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """The model as it is.
+        """Return the configuration unchanged, and check its positions.
 
         Raises:
-            TransduceError: it has too few positions.
+            TransduceError: the model has fewer positions than the context.
         """
         context = self.context(task)
         if config.positions == "learned" and context > config.max_positions:
@@ -196,12 +200,12 @@ class LanguageModel(TextKind):
         return config
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Of every next piece."""
+        """Return the loss function: cross-entropy of every next token."""
         assert isinstance(model, Decoder)
         return LanguageModelTask(model, label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:
-        """Windows of the training text."""
+        """Return windows of the training text as batches."""
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
         return WindowPlan(
@@ -214,11 +218,11 @@ class LanguageModel(TextKind):
         )
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """All batches are alike."""
+        """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).largest()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> LanguageModelDevSet:
-        """Windows of the dev text, one after another."""
+        """Return the dev set: consecutive windows of the dev text."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
         batches = successive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
@@ -231,50 +235,50 @@ class LanguageModel(TextKind):
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In pieces."""
-        return f"{len(split_stream(corpus)[0]):,} pieces"
+        """Describe the corpus in tokens."""
+        return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """Perplexity and bits of the dev text under the model that was kept."""
+        """Measure perplexity and bits per character of the best model and write the final model card."""
         generator = load_generator(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
         )
         event = self.validation(corpus, resolved, place).validate(generator.model.state_dict(), step or 0)
-        said = (
-            f"Dev text: {event.loss:.3f} nats a piece (perplexity {event.perplexity:.2f}), "
+        summary = (
+            f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
         )
         return Outcome(
-            measured=f"{said}.",
+            measured=f"{summary}.",
             hint=f'Try: transduce generate {place.folder} "the beginning"',
             files={
-                "README.md": _card(corpus, resolved, step, said).encode(),
+                "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
             },
         )
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Training and dev text: two files, or the beginning and the end of one."""
+    """Return training and dev text as token streams: of two files, or the start and the end of one."""
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)
-    kept = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
-    return stream[:kept], stream[kept:]
+    split = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
+    return stream[:split], stream[split:]
 
 
 def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
     model = resolved.model
     shape = f"A decoder of {model.num_decoder_layers} layers × {model.d_model}"
-    trained = f"trained by transduce on {corpus.target_tokens:,} pieces of text"
+    trained = f"trained by transduce on {corpus.target_tokens:,} tokens of text"
     weights = f", weights of step {step:,}" if step else ""
     scores = f"{score}.\n\n" if score else ""
     return (
         f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
         f'    transduce generate THIS_FOLDER "the beginning"\n\n{opened_by(model, corpus.tokenizer)}\n\n'
-        f"{scores}All settings stand in `settings.toml`.\n"
+        f"{scores}All settings are in `settings.toml`.\n"
     )

@@ -1,7 +1,8 @@
-"""A masked language model: running text, hidden pieces to be found, and whether one stretch follows another.
+"""Pretrain BERT (Devlin et al. 2019): predict masked tokens, and whether one segment of text follows another.
 
-BERT's pretraining (Devlin et al. 2019). Its weights are what classification begins with.
-Legend: B rows, L pieces of a row, N hidden pieces, D model width.
+The trained encoder is a base model for classification.
+
+Legend: B rows, L tokens of a row, N masked tokens, D model width.
 """
 
 import math
@@ -56,19 +57,19 @@ from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import OptimizerName
 
-# The text with a sentence a line, and an empty line after each document.
+# Files with one sentence per line, and an empty line after each document.
 _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
-# Where fewer of the rows have one, whether a stretch follows is hardly learnt.
+# If fewer rows have a following segment, next-sentence prediction is hardly learned.
 _FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
 class MaskedLanguageTask:
-    """The loss of a batch of rows under a model.
+    """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
 
-    It is a sum over rows, so that they may be shared out among processes and micro-batches: where stretches are told
-    too, a row counts for as many hidden pieces as its batch has for each. The loss per hidden piece is then BERT's: the
-    mean over hidden pieces and the mean over rows, added.
+    The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
+    prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
+    mean over masked tokens plus the mean over rows.
     """
 
     def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
@@ -76,12 +77,12 @@ class MaskedLanguageTask:
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
-        """Of hidden pieces and rows; the likelihood that is reported is that of the hidden pieces alone."""
+        """Return the loss of a batch; the reported likelihood is that of the masked tokens only."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
         hidden = self.model.hidden(states[present][None])  # (1, N, D)
-        pieces = projected_cross_entropy(
+        masked_loss = projected_cross_entropy(
             *self.model.logit_factors(hidden),
             labels[present][None],
             pad_id=self.model.config.pad_id,
@@ -89,18 +90,18 @@ class MaskedLanguageTask:
             label_smoothing=self.label_smoothing,
         )
         if self.model.classifier is None:
-            return pieces
+            return masked_loss
         follows = to_device(batch.follows, states.device)
         logits = self.model.classify(states).float()  # (B, 2)
-        # A process without rows of its own has one that counts nothing, but takes part in the gradient.
+        # A process without own rows has a dummy row that counts nothing but takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
-        return pieces._replace(total=pieces.total + batch.hidden_of_row * rows)
+        return masked_loss._replace(total=masked_loss.total + batch.hidden_of_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
-        """States (B, L, D), and labels (B, L), the padding id where nothing is hidden."""
+        """Return states (B, L, D) and labels (B, L), with the padding id where nothing is masked."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
-        # RoBERTa has one segment.
+        # RoBERTa has one segment only.
         states, _ = self.model.encode(
             ids, token_types=types.clamp(max=config.token_types - 1) if config.token_types else None
         )
@@ -108,7 +109,7 @@ class MaskedLanguageTask:
 
 
 class MaskedDevSet:
-    """Text that training does not see: how well hidden pieces are found, and following stretches told."""
+    """A dev text: it measures the accuracy of masked tokens and of next-sentence prediction."""
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
@@ -117,15 +118,15 @@ class MaskedDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The text under these weights."""
+        """Measure these weights on the dev text."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
-        nats, hidden, found, rows, told = sums.tolist()
+        nats, hidden, correct, rows, next_correct = sums.tolist()
         loss = nats / max(1, hidden)
-        scores = {MASKED_ACCURACY: 100.0 * found / max(1, hidden)}
+        scores = {MASKED_ACCURACY: 100.0 * correct / max(1, hidden)}
         if rows:
-            scores[NEXT_ACCURACY] = 100.0 * told / rows
+            scores[NEXT_ACCURACY] = 100.0 * next_correct / rows
         return ValidationEvent(
             step=step,
             loss=loss,
@@ -135,22 +136,24 @@ class MaskedDevSet:
         )
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Nats and number of hidden pieces, those found; rows with two stretches, and those told rightly."""
+        """Return (nats, masked tokens, correct masked tokens, next-sentence rows, correct next-sentence rows) of a
+        batch.
+        """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.task.encode(batch)
         present = labels != self.model.config.pad_id
-        wanted = labels[present]
+        targets = labels[present]
         logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
-        nats = float(F.cross_entropy(logits, wanted, reduction="sum"))
-        found = int((logits.argmax(-1) == wanted).sum())
+        nats = float(F.cross_entropy(logits, targets, reduction="sum"))
+        correct = int((logits.argmax(-1) == targets).sum())
         if self.model.classifier is None:
-            return nats, len(wanted), found, 0, 0
-        told = self.model.classify(states).argmax(-1).cpu().numpy() == batch.follows
-        return nats, len(wanted), found, len(told), int(told.sum())
+            return nats, len(targets), correct, 0, 0
+        next_correct = self.model.classify(states).argmax(-1).cpu().numpy() == batch.follows
+        return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
 class MaskedLanguageModel(TextKind):
-    """Running text, of which pieces are hidden."""
+    """The task of pretraining a masked language model."""
 
     name = "masked-language-model"
     may_be_prepared = True
@@ -161,11 +164,11 @@ class MaskedLanguageModel(TextKind):
     idle_filters = FilterSettings.__struct_fields__
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """[CLS], [SEP] and [MASK]."""
+        """Return [CLS], [SEP] and [MASK]."""
         return MARKS
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
-        """Hard-wrapped lines are joined and sentences split, into a file with a sentence a line."""
+        """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
         text_alone(settings.data, "masked language model")
         data = settings.data
         source, dev = data.source, data.dev_source
@@ -176,80 +179,81 @@ class MaskedLanguageModel(TextKind):
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
-        """All sentences, and the empty lines between documents."""
+        """Return all sentences, and the empty lines between documents."""
         files, dev = text_alone(data, "masked language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
     def check(self, settings: Settings) -> None:
-        """As every task; and a row must have room for text between its marks.
+        """Refuse settings that the task does not use, and a context without space for text between the special tokens.
 
         Raises:
-            TransduceError: a setting that means nothing, or a context too short.
+            TransduceError: a setting has no meaning for the task, or the context is too short.
         """
         super().check(settings)
         least = 5 if _has_next_sentence(settings.task) else 3
         if settings.task.context is not None and settings.task.context < least:
             raise TransduceError(
-                f"`task.context` must be at least {least} here, marks included, but is {settings.task.context}."
+                f"`task.context` must be at least {least} here, including special tokens, but is "
+                f"{settings.task.context}."
             )
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """The preset's, as BERT has them."""
+        """Return the preset's sizes with BERT's feed-forward width."""
         return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """BERT's, with a classifier for whether a stretch follows."""
+        """Return BERT's settings, with a classifier for next-sentence prediction."""
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
     def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
-        """The settings as they are.
+        """Return the settings unchanged, and check that the base model can predict masked tokens.
 
         Raises:
-            TransduceError: the model has no head for hidden pieces, as Hugging Face's `BertModel` has none.
+            TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
         """
-        if not (kept.masked_language_head or kept.num_labels):  # classes are told of by `adapt_model`
+        if not (kept.masked_language_head or kept.num_labels):  # adapt_model reports classifiers
             raise TransduceError(
-                "A masked language model finds hidden pieces by a head of its own, but the model to begin with has "
-                "none, only states: begin with one that has it, such as a BertForMaskedLM."
+                "A masked language model needs a head for masked tokens, but the base model has none, only states: "
+                "start from one that has it, such as a BertForMaskedLM."
             )
         return task
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """The model as it is.
+        """Return the configuration unchanged, and check the base model's classes.
 
         Raises:
-            TransduceError: it has learnt to tell something else apart than whether a stretch follows.
+            TransduceError: the base model classifies texts, or contradicts `task.next_sentence`.
         """
-        # A classifier may have two classes as well, but has no head for hidden pieces.
+        # A text classifier may also have two classes, but has no head for masked tokens.
         if config.num_labels and (config.num_labels != 2 or not config.masked_language_head):
             raise TransduceError(
-                f"A masked language model tells whether one stretch of text follows another, but the model to begin "
-                f"with tells {config.num_labels} classes of texts apart: begin with another."
+                f"A masked language model predicts whether one segment of text follows another, but the base model "
+                f"distinguishes {config.num_labels} classes of texts: start from another."
             )
         if task.next_sentence not in (None, config.num_labels == 2):
             raise TransduceError(
-                f"`task.next_sentence` is {task.next_sentence}, but the model to begin with has {config.num_labels} "
-                "classes of stretches, and is kept: leave it out."
+                f"`task.next_sentence` is {task.next_sentence}, but the base model has {config.num_labels} classes of "
+                "segments, and is kept: leave it out."
             )
         return config
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """By the number of pieces."""
+        """Choose the preset by the number of tokens."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Larger steps than for pairs."""
+        """Choose larger batches than for pairs."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """By the number of pieces; a sixth of them is learnt from at a time, so as often again as a language model."""
-        chosen = choose_language_model_steps(epoch_tokens, batch_tokens)
-        return Choice(2 * chosen.value, f"twice {chosen.reason}")
+        """Choose twice as many steps as for a language model, because only about a sixth of the tokens are targets."""
+        choice = choose_language_model_steps(epoch_tokens, batch_tokens)
+        return Choice(2 * choice.value, f"twice {choice.reason}")
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Linear."""
+        """Choose the linear schedule."""
         return linear_schedule()
 
     def choose_learning_rate(
@@ -261,82 +265,82 @@ class MaskedLanguageModel(TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Half of what pre-norm models take."""
+        """Choose half of the learning rate of pre-norm models."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Of the hidden pieces, and of whether stretches follow."""
+        """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
         return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
-        """The pieces of its rows, special ones and stretches from elsewhere included."""
+        """Return the number of tokens in all rows, including special tokens and random segments."""
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).pieces
 
     def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: Account) -> None:
-        """Tells of a text of which hardly any stretch has one that follows it.
+        """Log that hardly any segment of the text has a following one.
 
         Raises:
-            TransduceError: none has, and the model is not there yet.
+            TransduceError: no segment has one, and training starts from random weights.
         """
         if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
             return
         if share == 0.0 and resolved.start_from is None:
             raise TransduceError(
-                "`task.next_sentence` is to tell whether one stretch of text follows another, but each document of "
-                "this text is a single one: leave it out by --set task.next_sentence=false, or give longer documents."
+                "`task.next_sentence` predicts whether one segment of text follows another, but each document of "
+                "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
             )
-        said = f"{share:.0%} of stretches have another after them in their document: say false, or give longer ones"
-        account.take("task.next_sentence", None, Choice(value=True, reason=f"but {said}"))
+        problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
+        account.take("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
-        """Rows of the training text; `training.batch_tokens` counts the pieces that are read."""
+        """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
         return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """As the rows of the first epoch have them."""
+        """Return the largest batches among the rows of the first epoch."""
         return [*self.plan(corpus, resolved).largest()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> MaskedDevSet:
-        """The dev text once, always with the same pieces hidden."""
+        """Return the dev set: the dev text once, always with the same masks."""
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In sentences and pieces."""
+        """Describe the corpus in sentences and tokens."""
         training, _ = split_text(corpus)
-        return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} pieces"
+        return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """What the model is for."""
+        """Return the task card with the maximum length."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """How well the model that was kept finds what is hidden in the dev text."""
+        """Measure the best model on the dev text and write the final model card."""
         filler = load_filler(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
         )
         event = self.validation(corpus, resolved, place).validate(filler.model.state_dict(), step or 0)
-        said = (
-            f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of hidden pieces found"
+        summary = (
+            f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of masked tokens found"
         )
         if NEXT_ACCURACY in event.scores:
-            said += f", {event.scores[NEXT_ACCURACY]:.1f} % of following stretches told"
+            summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
         return Outcome(
-            measured=f"{said}.",
+            measured=f"{summary}.",
             hint=f'Try: transduce fill {place.folder} "a text with a [MASK] in it"',
             files={
-                "README.md": self._card(corpus, resolved, step, f"{said}.\n\n").encode(),
+                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
             },
         )
@@ -349,7 +353,7 @@ class MaskedLanguageModel(TextKind):
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
             f"{opened_by(model, corpus.tokenizer)}\n\n{score}"
-            "All settings stand in `settings.toml`.\n"
+            "All settings are in `settings.toml`.\n"
         )
 
 

@@ -1,8 +1,8 @@
-"""Training with text of the target language alone: a model of the other direction translates it back first.
+"""Train a translation model with monolingual target text, which a reverse model translates back first.
 
-Back-translation (Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data"). The model
-that is asked for then learns from both, what people wrote on the target side always; the sources that a machine wrote
-begin with a tag.
+Back-translation (Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data"): the final
+model learns from the original and the back-translated pairs. Target sides are always human text; machine-translated
+sources start with a tag.
 """
 
 from collections.abc import Mapping
@@ -23,46 +23,49 @@ from transduce.training.events import ProgressDisplay
 from transduce.training.loop import TrainResult
 
 REVERSE = "reverse"
-"""The folder, inside the run's, of the model of the other direction and of what it wrote."""
-# Of `training.minutes`, what the model of the other direction gets; where steps are said, it takes half as many.
+"""The folder inside the run's folder that holds the reverse model and the back-translations."""
+# The reverse model's share of `training.minutes`; if steps are specified, it takes half as many.
 _SHARE_OF_REVERSE = 1 / 3
-# What holds for both models.
+# Settings of the final model that the reverse model shares.
 _COMMON = ("training.seed", "training.precision", "training.kernels")
 
 
 def train_with_monolingual(request: RunRequest) -> TrainResult | None:
-    """As `train_run`, also on the text that `data.monolingual` names, which is translated back first.
+    """Train a model on the pairs and on `data.monolingual`, which is back-translated first.
 
-    Each of the three stages, training the other direction, translating, and training, goes on where it stopped.
+    All three stages can be resumed: training the reverse model, translating, and training the final model.
 
     Raises:
-        TransduceError: also where the text cannot be translated back.
+        TransduceError: the text cannot be translated back, or training fails as in `train_run`.
     """
     settings = make_settings(request.settings)
     _check(settings, request)
-    display, own = ProgressDisplay(), msgspec.structs.replace(request, settings=_with_translations(request, settings))
+    display, training_request = (
+        ProgressDisplay(),
+        msgspec.structs.replace(request, settings=_with_translations(request, settings)),
+    )
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
-        foresee_run(own)
+        foresee_run(training_request)
         display.say(
-            "First a model of the other direction, which is to translate the text in one language back. It has a third "
-            "of the minutes, or half as many steps, if you said any."
+            "First, a reverse model is trained, which translates the monolingual text back. It gets a third of the "
+            "minutes, or half of the steps, if you specified any."
         )
         reverse = train_run(_reverse_request(request, settings))
         if request.dry_run:
-            display.say("Then the text would be translated back, and a model be trained on all.")
+            display.say("Then the text would be translated back, and a model would be trained on all pairs.")
             return None
         if reverse is None or reverse.reason.startswith("SIG"):
             return reverse
         folder = request.out / REVERSE
         translator = load(folder, device=request.device, threads=request.threads)
         translate_files(_files(request, settings.data), translator, [folder], display)
-        del translator  # its memory is for the training
-    return train_run(own)
+        del translator  # frees its memory for training
+    return train_run(training_request)
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Refuses what cannot be turned round."""
+    """Refuse settings with which back-translation is not possible."""
     data = settings.data
     check_translated(
         settings,
@@ -71,18 +74,21 @@ def _check(settings: Settings, request: RunRequest) -> None:
     )
     if not data.target:
         raise TransduceError(
-            "`data.monolingual` is translated back by a model that learns from the same pairs the other way round, "
-            "which takes a file for each side: give --source and --target."
+            "`data.monolingual` is translated back by a model that learns from the same pairs in reverse, which takes "
+            "a file for each side: pass --source and --target."
         )
     for path in data.monolingual:
         if not Path(path).is_file():
             raise TransduceError(f"{path} does not exist: `data.monolingual` names text in the target's language.")
     if request.dry_run and request.resume:
-        raise TransduceError("`--dry-run` tells what a run would begin with: leave `--resume` out.")
+        raise TransduceError("`--dry-run` shows what a new run would do: leave `--resume` out.")
 
 
 def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
-    """The pairs the other way round; but for them, the vocabulary, the seed and the time, all is chosen."""
+    """Return the request of the reverse model: swapped pairs, with the same tokenizer settings and seed.
+
+    It gets a share of the time; all other settings are default.
+    """
     data, steps = settings.data, settings.training.steps
     languages = None if data.languages is None else list(data.languages[::-1])
     content: dict[str, Any] = {"tokenizer": request.settings.get("tokenizer", {})}
@@ -95,7 +101,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
         "data.filters": request.settings.get("data", {}).get("filters", {}),
         "training.minutes": _minutes(settings, _SHARE_OF_REVERSE),
         "training.steps": None if steps is None else -(-steps // 2),
-        **{name: _said(request.settings, name) for name in _COMMON},
+        **{name: _setting(request.settings, name) for name in _COMMON},
     }.items():
         if value not in (None, [], {}):
             put_setting(content, name, value)
@@ -105,7 +111,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     )
 
 
-def _said(settings: Mapping[str, Any], name: str) -> Any:
+def _setting(settings: Mapping[str, Any], name: str) -> Any:
     table, key = name.split(".")
     return settings.get(table, {}).get(key)
 
@@ -116,7 +122,7 @@ def _minutes(settings: Settings, share: float) -> float | None:
 
 
 def _files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
-    """Where the translation of each text stands: named by the language that it is in."""
+    """Return the file for the translation of each text, named after the source language."""
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
     folder = request.out / REVERSE
     return [
@@ -126,14 +132,14 @@ def _files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
-    """The settings of the run itself: its pairs, and those that were made."""
-    data, made = settings.data, [str(file.path) for file in _files(request, settings.data)]
+    """Return the final model's settings: the original pairs and the back-translated ones."""
+    data, translated = settings.data, [str(file.path) for file in _files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
     for name, value in {
-        "data.source": [*data.source, *made],
+        "data.source": [*data.source, *translated],
         "data.target": [*data.target, *data.monolingual],
-        "data.back_translated": [*data.back_translated, *made],
+        "data.back_translated": [*data.back_translated, *translated],
         "training.minutes": _minutes(settings, 1 - _SHARE_OF_REVERSE),
     }.items():
         if value is not None:

@@ -1,6 +1,7 @@
-"""Noise that denoising undoes: BART's infilling, T5's spans, masked pieces, deleted pieces.
+"""Corrupt token sequences for denoising: BART's infilling, T5's spans, masked tokens and deleted tokens.
 
-Pieces are plain arrays here, without the end symbol. What is drawn comes from a generator that the caller has seeded.
+Sequences are plain arrays of token ids without the end symbol. Random numbers come from a generator that the caller
+seeds.
 """
 
 from collections.abc import Sequence
@@ -15,28 +16,28 @@ from transduce.errors import TransduceError
 Ids = NDArray[np.int64]
 
 MASK = "<mask>"
-# T5's marks, one for each span of a text and one after the last.
+# T5's sentinel tokens, one for each span of a text and one after the last.
 SPAN_MARKS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
 class Noised(NamedTuple):
-    """What is read, and what is to be written."""
+    """The input and the target of denoising."""
 
     source: Ids
     target: Ids
 
 
 class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How denoising spoils a text. `task.noise.*` in a settings file."""
+    """The noise of the denoising task, `task.noise.*` in a settings file."""
 
-    # `infilling`: a mask stands for each span, also for empty ones (BART, Lewis et al. 2020); `spans`: a mark of its
-    # own for each span, and the spans alone are written (T5, Raffel et al. 2020); `masking`: a mask for each piece;
-    # `deletion`: pieces go without a trace.
     kind: Literal["infilling", "spans", "masking", "deletion"] = "infilling"
-    # Share of the pieces that are taken away; None: BART's 0.3, and T5's 0.15 for `spans`.
+    """`infilling`: one mask replaces each span, and may also stand for an empty one (BART, Lewis et al. 2020); `spans`:
+    a sentinel token replaces each span, and only the spans are written (T5, Raffel et al. 2020); `masking`: a mask
+    replaces each token; `deletion`: tokens are removed."""
     share: float | None = None
-    # Mean length of a span, in pieces.
+    """Share of the tokens that are removed or masked; None: BART's 0.3, or T5's 0.15 for `spans`."""
     mean_span: float = 3.0
+    """Mean length of a span in tokens."""
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0.0 < self.share < 1.0:
@@ -50,29 +51,32 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def share_of(noise: NoiseSettings) -> float:
-    """The share of the pieces that is taken away."""
+    """Return the share of the tokens that are removed or masked."""
     if noise.share is not None:
         return noise.share
     return 0.15 if noise.kind == "spans" else 0.3
 
 
 def marks_of(noise: NoiseSettings) -> tuple[str, ...]:
-    """The pieces that stand for what was taken away."""
+    """Return the special tokens that replace removed tokens."""
     if noise.kind == "deletion":
         return ()
     return SPAN_MARKS if noise.kind == "spans" else (MASK,)
 
 
 def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: np.random.Generator) -> Noised:
-    """Spoils a text.
+    """Corrupt a text.
 
     Args:
-        ids: its pieces.
-        noise: how.
-        marks: the ids of `marks_of(noise)`.
-        generator: what is drawn from.
+        ids: the text's token ids.
+        noise: the kind and amount of noise.
+        marks: token ids of `marks_of(noise)`.
+        generator: random generator.
+
+    Returns:
+        The corrupted text and the target.
     """
-    # Rounded at random, so that short texts lose the same share on average.
+    # Rounded at random, so that the expected share is exact for short texts, too.
     taken = min(len(ids), int(share_of(noise) * len(ids) + generator.random()))
     if noise.kind == "spans":
         lengths = _partition(taken, noise.mean_span, len(marks) - 1, generator)
@@ -80,13 +84,13 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
     if noise.kind == "infilling":
         spans = _spread(len(ids), _poisson(taken, noise.mean_span, generator), generator)
         return Noised(_spans(ids, spans, [marks[0]] * (len(spans) + 1)).source, ids)
-    chosen = np.zeros(len(ids), bool)
-    chosen[generator.permutation(len(ids))[:taken]] = True
-    return Noised(ids[~chosen] if noise.kind == "deletion" else np.where(chosen, marks[0], ids), ids)
+    is_noised = np.zeros(len(ids), bool)
+    is_noised[generator.permutation(len(ids))[:taken]] = True
+    return Noised(ids[~is_noised] if noise.kind == "deletion" else np.where(is_noised, marks[0], ids), ids)
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Lengths of spans as BART draws them, some of them 0, that add up to `taken`."""
+    """Return Poisson-distributed span lengths, as in BART, that sum to `taken`; some are 0."""
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))
@@ -94,7 +98,7 @@ def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[in
 
 
 def _partition(taken: int, mean: float, most: int, generator: np.random.Generator) -> list[int]:
-    """`taken` pieces as spans of one piece at least, about `mean` of them each, as T5 cuts them."""
+    """Partition `taken` tokens into at most `most` spans of about `mean` tokens, at least 1, as in T5."""
     if not taken:
         return []
     count = min(max(1, round(taken / mean)), most)
@@ -102,21 +106,21 @@ def _partition(taken: int, mean: float, most: int, generator: np.random.Generato
     return [int(length) for length in np.diff(np.concatenate(([0], cuts, [taken])))]
 
 
-def _spread(pieces: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Where spans of these lengths begin and end, at random places that do not touch each other."""
-    kept = pieces - sum(lengths)
-    # Each span stands in a gap of its own among the kept pieces; where there are not enough gaps, fewer spans do.
-    gaps = np.sort(generator.permutation(kept + 1)[: len(lengths)]).tolist()
+def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
+    """Return the start and end of spans with these lengths, at random positions that do not touch."""
+    rest = num_tokens - sum(lengths)
+    # Each span is put into its own gap between the remaining tokens; without enough gaps, the last spans are merged.
+    gaps = np.sort(generator.permutation(rest + 1)[: len(lengths)]).tolist()
     lengths = [*lengths[: len(gaps) - 1], sum(lengths[len(gaps) - 1 :])] if gaps and lengths else []
-    spans, before = [], 0
+    spans, num_removed = [], 0
     for gap, length in zip(gaps, lengths, strict=False):
-        spans.append((gap + before, gap + before + length))
-        before += length
+        spans.append((gap + num_removed, gap + num_removed + length))
+        num_removed += length
     return spans
 
 
 def _spans(ids: Ids, spans: list[tuple[int, int]], marks: Sequence[int]) -> Noised:
-    """The text with a mark for each span; and each span after its mark, with one more mark at the end."""
+    """Return the text with a sentinel for each span, and the spans after their sentinels with a final sentinel."""
     source: list[Ids | list[int]] = []
     target: list[Ids | list[int]] = []
     position = 0

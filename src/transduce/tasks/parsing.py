@@ -1,6 +1,6 @@
-"""Constituency parsing as sequence to sequence (section 6.3): sentences in, linearised trees out.
+"""Train constituency parsers as sequence-to-sequence models (section 6.3): sentences in, linearized trees out.
 
-The treebank's trees are both sides: their words are the source, and with their brackets and tags the target.
+The treebank gives both sides: the words of its trees are the source; words with brackets and tags are the target.
 """
 
 import itertools
@@ -44,15 +44,15 @@ from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.settings import BestBy
 
-# The treebank's sentences and trees, line by line, and the pieces that are not of words.
+# File of the tokens that tree symbols are written with; the other files hold sentences and trees, one per line.
 _SYMBOLS = "symbols.txt"
-_USUAL_MERGES = 1_000
+_DEFAULT_MERGES = 1_000
 _WORDS, _TREES = "{}words.txt", "{}trees.txt"
 F1: Final = "f1"
 
 
 class ParsingDevSet:
-    """Sentences to validate on: the loss on all of them, bracket F1 of greedy parses of the first ones."""
+    """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first ones."""
 
     def __init__(self, inner: DevSet, references: Sequence[Tree]) -> None:
         self.inner = inner
@@ -61,7 +61,7 @@ class ParsingDevSet:
         self.references = references
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The dev set under these weights."""
+        """Measure these weights on the dev set."""
         event = self.inner.validate(weights, step)
         if not self.references:
             return event
@@ -79,7 +79,7 @@ class ParsingDevSet:
 
 
 class Parsing(Translation):
-    """A treebank."""
+    """The task of constituency parsing."""
 
     name = "parsing"
     may_be_prepared = False
@@ -92,10 +92,10 @@ class Parsing(Translation):
     idle_filters = ("max_length_ratio", "drop_identical")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
-        """The trees as sentences and symbols, in files line by line."""
+        """Convert treebanks to files of sentences and linearized trees, one per line."""
         data = settings.data
         if not data.source:
-            raise TransduceError("Parsing learns from trees: give a treebank with --source, or `data.source`.")
+            raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")
         if data.format not in ("auto", "lines"):
             raise TransduceError(f"A treebank has no other format, but `data.format` is {data.format}: leave it out.")
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
@@ -106,8 +106,10 @@ class Parsing(Translation):
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
         if anew or not (folder / _SYMBOLS).exists():
-            known = None if settings.start_from is None else known_runs(Path(settings.start_from))
-            write_parts(parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=known)
+            existing_runs = None if settings.start_from is None else known_runs(Path(settings.start_from))
+            write_parts(
+                parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
+            )
         source, target, *dev = [str(path) for prefix in parts for path in _paths(folder, prefix)]
         return msgspec.structs.replace(
             data,
@@ -119,13 +121,13 @@ class Parsing(Translation):
         )
 
     def text(self, data: DataSettings) -> TaskText:
-        """Sentences and linearised trees; the symbols are marks of the vocabulary."""
+        """Return the files of sentences and linearized trees, with the tree symbols as special tokens."""
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """F1, where sentences are parsed."""
+        """Choose the best model by F1 if dev sentences are parsed, or else by the loss."""
         if translated:
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
         return Choice("loss", "no dev sentence is parsed")
@@ -133,7 +135,7 @@ class Parsing(Translation):
     def validation(  # type: ignore[override]
         self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place
     ) -> ParsingDevSet:
-        """The loss of all dev trees, and greedy parses of some."""
+        """Return the dev set: the loss of all trees, and greedy parses of some."""
         assert corpus.dev is not None
         inner = DevSet(
             config=resolved.model,
@@ -148,19 +150,19 @@ class Parsing(Translation):
         return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """In trees."""
+        """Describe the corpus in trees."""
         return counted(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """What the model is for."""
+        """Return the task card of a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """The brackets of the dev set, by the model that was kept."""
+        """Measure the bracket F1 of the best model and write the final model card."""
         parser = load_parser(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
         )
@@ -186,24 +188,24 @@ class Parsing(Translation):
             f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
             f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
-            f"{scores}All settings stand in `settings.toml`.\n"
+            f"{scores}All settings are in `settings.toml`.\n"
         )
 
 
 def write_parts(
     parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
 ) -> None:
-    """Writes the sentences and trees of treebanks line by line, and the pieces that trees are written with.
+    """Write the sentences and trees of treebanks to files, one per line, and the tokens of tree symbols.
 
     Args:
-        parts: files of treebanks by the prefix of what is written; the training set has none and comes first.
-        folder: of the run.
-        tags: whether each word's tag is written.
-        merges: so many frequent runs of the training set are one piece each.
-        known: the runs that a vocabulary has already; None: it is yet to be learnt.
+        parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
+        folder: the run's folder.
+        tags: write the part-of-speech tag of each word.
+        merges: number of frequent symbol runs in the training set that become single tokens; None: 1,000.
+        known: symbol runs that an existing vocabulary has; None: the vocabulary is yet to be learned.
 
     Raises:
-        TransduceError: a treebank has something else in it, or no tree with words.
+        TransduceError: a treebank has other content, or no tree with words.
     """
     sentences, rows = {}, {}
     for prefix, files in parts.items():
@@ -215,7 +217,7 @@ def write_parts(
             rows[prefix] = [linearize(tree, tags=tags) for tree in trees]
         except TransduceError as error:
             raise TransduceError(f"{', '.join(files)}: {error}") from None
-    runs = frequent_runs(rows[""], _USUAL_MERGES if merges is None else merges) if known is None else known
+    runs = frequent_runs(rows[""], _DEFAULT_MERGES if merges is None else merges) if known is None else known
     folder.mkdir(parents=True, exist_ok=True)
     for prefix in parts:
         pairs = list(zip(sentences[prefix], rows[prefix], strict=True))
@@ -226,14 +228,14 @@ def write_parts(
 
 
 def known_runs(folder: Path) -> frozenset[str]:
-    """The runs that the vocabulary of a parser's folder has pieces for; of another model's, none."""
+    """Return the symbol runs that have tokens in a folder's vocabulary; empty for a model that is not a parser."""
     model = load_tokenizer(folder).target.model_bytes
-    pieces = read_pieces(model) if model else ()
-    return frozenset(piece.text.removeprefix(MARK) for piece in pieces if piece.text.startswith(MARK))
+    tokens = read_pieces(model) if model else ()
+    return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))
 
 
 def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:
-    """Of a part's sentences and trees."""
+    """Return the files of a part's sentences and trees."""
     return folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
 
 
@@ -242,6 +244,6 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:
-    """The trees of the dev set."""
+    """Return the trees of the dev set."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
     return [build_tree(symbols_in(target), source.split()) for source, target in pairs]

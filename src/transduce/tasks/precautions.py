@@ -1,4 +1,4 @@
-"""What a run of this corpus on this machine can use against trouble."""
+"""Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment."""
 
 import dataclasses
 import platform
@@ -17,7 +17,7 @@ from transduce.training.surroundings import Surroundings
 
 
 def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
-    """What decides the order in which this machine adds up numbers."""
+    """Return the properties of a machine and its kernels that determine the order of floating-point sums."""
     on_gpu = machine.device.startswith("cuda")
     bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
     return Surroundings(
@@ -31,7 +31,7 @@ def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
 
 
 def share_of_machine(machine: Machine, processes: Processes, *, threads_said: bool) -> Machine:
-    """What one of several processes on this machine has of it: a GPU, or a part of the cores."""
+    """Return the share of the machine for one of several training processes: a GPU, or a part of the cores."""
     if processes.count == 1:
         return machine
     machine = msgspec.structs.replace(machine, processes=processes.count)
@@ -49,9 +49,9 @@ def take_precautions(
     *,
     kernels: Kernels = "torch",
 ) -> Precautions:
-    """The largest batches, a readable form of each batch, and the machine's part in the bits.
+    """Return the largest batches, a function that describes a batch, and the machine's environment.
 
-    Of several processes each tries the largest share, which is the first one's.
+    With several processes, each tries the first process's share of the largest batches, which is the largest share.
     """
     return Precautions(
         largest=[_share(batch, processes) for batch in largest],
@@ -61,7 +61,7 @@ def take_precautions(
 
 
 def _share(batch: Any, processes: int) -> Any:
-    """The first process' rows of a batch, whose arrays all have a row for each example."""
+    """Return the first process's rows of a batch; all its arrays have a row for each example."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
-    own = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    return dataclasses.replace(batch, **own) if processes > 1 else batch
+    rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return dataclasses.replace(batch, **rows) if processes > 1 else batch

@@ -1,4 +1,4 @@
-"""How far the preparation of a corpus is: a bar on a terminal, a line now and then elsewhere."""
+"""Show the progress of corpus preparation: a bar on a terminal, or a line from time to time."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,10 +9,10 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """Is told how many pairs were read; used in a ``with`` statement."""
+    """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
 
     def __init__(self, console: Console, pairs: int | None) -> None:
-        """``pairs`` there are in all, where that is known."""
+        """Create the display; ``pairs`` is the total number, None if unknown."""
         self._console = console
         self._pairs = pairs
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
@@ -28,7 +28,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """So many pairs were read."""
+        """Update the display to a number of pairs read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():

@@ -1,4 +1,4 @@
-"""The folder that `transduce prepare` writes: a tokenizer, the corpus cut by it, and what both were made of."""
+"""Read and write the folder of `transduce prepare`: a tokenizer, the tokenized corpus, and the card of their origin."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,25 +23,27 @@ _FORMAT_VERSION = 1
 
 
 class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the corpus was made of."""
+    """The card of a prepared corpus: the files and settings it was made from."""
 
     format_version: int = _FORMAT_VERSION
     files: CorpusFiles
+    """Files of the text."""
     filters: FilterSettings
+    """Rules by which pairs were left out."""
     task: str = "translation"
-    """The kind of task it was prepared for; all that learn from pairs alone read the same."""
+    """The task that the corpus was prepared for; all tasks that learn only from pairs read the same corpus."""
 
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
-    """Write prepared.json."""
+    """Write the card, prepared.json."""
     write_file(folder / PREPARED_NAME, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
 
 
 def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, PreparedCorpus]:
-    """Open what `transduce prepare` wrote.
+    """Open a folder that `transduce prepare` wrote, and return its card, tokenizer and corpus.
 
     Raises:
-        TransduceError: it is something else, of another format, or damaged.
+        TransduceError: the folder holds something else, has another format, or is damaged.
     """
     card = _read_card(folder)
     tokenizer = load_tokenizer(folder)
@@ -51,10 +53,10 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
 
 
 def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
-    """Refuses a corpus that was prepared for another kind of task.
+    """Refuse a corpus that was prepared for another task.
 
     Raises:
-        TransduceError: it was.
+        TransduceError: the tasks differ.
     """
     if card.task != kind:
         raise TransduceError(
@@ -64,55 +66,55 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
 
 
 def check_marks(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
-    """Refuses a corpus whose vocabulary lacks pieces that the task makes use of.
+    """Refuse a corpus whose vocabulary lacks special tokens of the task.
 
     Raises:
-        TransduceError: it does.
+        TransduceError: a special token is missing.
     """
     lacking = [mark for mark in marks if mark not in settings_of(tokenizer).user_symbols]
     if lacking:
         raise TransduceError(
-            f"The vocabulary in {folder} lacks the piece {lacking[0]}, which the settings of the task need: prepare it "
-            "again with them."
+            f"The vocabulary in {folder} lacks the token {lacking[0]}, which the task's settings need: prepare the "
+            "corpus again with these settings."
         )
 
 
 def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Refuses what is said of a vocabulary that is there already and was made otherwise.
+    """Refuse vocabulary settings that differ from those of an existing vocabulary.
 
     Raises:
-        TransduceError: it was.
+        TransduceError: a setting differs.
     """
-    usual, found = VocabularySettings(), settings_of(tokenizer)
+    defaults, actual = VocabularySettings(), settings_of(tokenizer)
     if said.character_coverage is not None:
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
         )
-    for name, value, unsaid, kept in (
-        ("kind", said.kind, usual.kind, found.kind),
-        ("joint", said.joint, usual.joint, found.joint),
-        ("byte_fallback", said.byte_fallback, usual.byte_fallback, found.byte_fallback),
-        ("nfc", said.nfc, usual.nfc, found.nfc),
+    for name, value, default, existing in (
+        ("kind", said.kind, defaults.kind, actual.kind),
+        ("joint", said.joint, defaults.joint, actual.joint),
+        ("byte_fallback", said.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
+        ("nfc", said.nfc, defaults.nfc, actual.nfc),
     ):
-        if value not in (unsaid, kept):
+        if value not in (default, existing):
             raise TransduceError(
-                f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {kept}: leave it "
-                "out."
+                f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {existing}: leave "
+                "it out."
             )
 
 
 def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
-    """How a tokenizer cuts, read from its own files; they do not tell which share of the characters it covers."""
+    """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
-    pieces = read_pieces(model)
+    tokens = read_pieces(model)
     return TokenizerSettings(
         kind="bpe" if is_bpe(model) else "character" if is_by_character(model) else "unigram",
         vocabulary_size=tokenizer.source.size,
         joint=tokenizer.joint,
-        byte_fallback=any(piece.type is PieceType.BYTE for piece in pieces),
+        byte_fallback=any(token.type is PieceType.BYTE for token in tokens),
         nfc=tokenizer.source.nfc,
         keep_spaces=keeps_spaces(model),
-        user_symbols=tuple(piece.text for piece in pieces if piece.type is PieceType.USER_DEFINED),
+        user_symbols=tuple(token.text for token in tokens if token.type is PieceType.USER_DEFINED),
     )
 
 

@@ -1,4 +1,4 @@
-"""`transduce prepare`: a corpus ahead of training, in one go or in shards on several machines."""
+"""Prepare a corpus before training (`transduce prepare`), at once or in shards on several machines."""
 
 import re
 import tempfile
@@ -41,42 +41,49 @@ from transduce.training.events import ProgressDisplay
 
 PARTS_FOLDER = "parts"
 PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
-"""The tasks whose corpora can be made ahead."""
+"""The tasks whose corpora can be prepared before training."""
 _TOKENIZER_CARD = "tokenizer_settings.json"
 _A_PREPARED_CORPUS = "a prepared corpus"
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for."""
+    """The arguments of `transduce prepare`."""
 
     settings: Mapping[str, Any]
-    """Nested, by the names of a settings file; of its tables `task`, `data` and `tokenizer` count."""
+    """Settings, nested as in a settings file; only the tables `task`, `data` and `tokenizer` are used."""
     out: Path
+    """The folder to write."""
     tokenizer: Path | None = None
-    """A folder with a tokenizer; where there is none, one is learnt."""
+    """A folder with a tokenizer; None: learn one."""
     shard: tuple[int, int] = (1, 1)
-    """Number and count, from 1."""
+    """Number of the shard, from 1, and count of shards."""
     workers: int | None = None
-    """Processes; by cores and pairs where nothing is said."""
+    """Number of worker processes; None: chosen by cores and pairs."""
     hold_out: bool = True
-    """Whether a part is held out to validate on, where the settings name no dev set."""
+    """True if a dev set is held out when the settings name none."""
 
 
 class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """Statistics of a prepared corpus."""
 
     folder: str
     vocabulary_size: int
     pairs: int
+    """Number of training pairs."""
     held_out: int
+    """Number of pairs held out as a dev set."""
     source_tokens: int
+    """Number of source tokens in the training pairs."""
     target_tokens: int
+    """Number of target tokens in the training pairs."""
     mean_source_length: float
-    """In pieces, the end of sentence counted."""
+    """Mean length of a source sentence in tokens, including the end symbol."""
     mean_target_length: float
+    """Mean length of a target sentence in tokens, including the end symbol."""
     elapsed_seconds: float
+    """Time of the preparation in seconds."""
     pairs_per_second: float
-    """Pairs that were read in a second of it, the learning of a vocabulary counted."""
+    """Pairs read per second of the elapsed time, which includes learning the vocabulary."""
 
     def __str__(self) -> str:
         return (
@@ -87,11 +94,13 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out of one shard: what pairs decide between them is still open."""
+    """Statistics of one prepared shard; duplicates between shards are not yet removed."""
 
     folder: str
     shard: str
+    """Number and count of shards, such as "2/4"."""
     pairs: int
+    """Number of pairs in the shard."""
     elapsed_seconds: float
 
     def __str__(self) -> str:
@@ -102,26 +111,26 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out of learning a vocabulary alone."""
+    """Statistics of a vocabulary learned without preparing the corpus."""
 
     folder: str
     vocabulary_size: int
     elapsed_seconds: float
 
     def __str__(self) -> str:
-        return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} pieces, in {self.elapsed_seconds:,.1f} s."
+        return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
-    """Learn the vocabulary that training would learn, and nothing else.
+    """Learn the vocabulary that training would learn, and write only the tokenizer.
 
     Raises:
-        TransduceError: settings or files are not what they should be.
+        TransduceError: settings or files are invalid.
     """
     started_at = time.monotonic()
-    wanted = _understand(request)
-    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _written_out(wanted, partial) as text:
-        tokenizer = _learn(text, measure(text.files), wanted.settings, partial, ProgressDisplay())
+    task = _check_request(request)
+    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
+        tokenizer = _learn(text, measure(text.files), task.settings, partial, ProgressDisplay())
     return TokenizerReport(
         folder=str(request.out),
         vocabulary_size=tokenizer.source.size,
@@ -130,19 +139,19 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
 
 
 def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
-    """Prepare a whole corpus; a folder that was prepared before is replaced when all is done.
+    """Prepare a whole corpus; an earlier prepared folder is replaced when everything is done.
 
     Raises:
-        TransduceError: settings or files are not what they should be, or no pair is left.
+        TransduceError: settings or files are invalid, or no pair is left.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
-    wanted = _understand(request)
-    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _written_out(wanted, partial) as text:
+    task = _check_request(request)
+    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _text_files(task, partial) as text:
         size = measure(text.files)
         if request.tokenizer is None:
-            tokenizer = _learn(text, size, wanted.settings, partial, display)
+            tokenizer = _learn(text, size, task.settings, partial, display)
         else:
-            tokenizer = _given_tokenizer(request.tokenizer, wanted.settings, text.marks)
+            tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
             tokenizer.save(partial)
         with PreparationBar(display.console, size.pairs) as bar:
             corpus = prepare(
@@ -154,18 +163,18 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
                 workers=request.workers or choose_workers(size.pairs),
                 report_progress=bar,
             )
-        write_prepared_card(partial, PreparedCard(files=wanted.files, filters=text.filters, task=wanted.kind.name))
+        write_prepared_card(partial, PreparedCard(files=task.files, filters=text.filters, task=task.kind.name))
         return _report(request.out, tokenizer, corpus, started_at, display, text.files.thing)
 
 
 def prepare_shard(request: PrepareRequest) -> ShardReport:
-    """Prepare one shard of several, by a tokenizer that all of them share.
+    """Prepare one of several shards with a shared tokenizer.
 
     Raises:
-        TransduceError: there is no tokenizer, or what `prepare_corpus_folder` raises.
+        TransduceError: no tokenizer is named, or settings or files are invalid.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
-    wanted = _understand(request)
+    task = _check_request(request)
     if request.tokenizer is None:
         raise TransduceError(
             "All shards of a corpus need one tokenizer: make it with `transduce prepare --tokenizer-only`, and name "
@@ -173,13 +182,13 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
         )
     with (
         new_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial,
-        _written_out(wanted, partial) as text,
+        _text_files(task, partial) as text,
     ):
-        tokenizer = _given_tokenizer(request.tokenizer, wanted.settings, text.marks)
+        tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
         part = PartRequest(
-            files=wanted.files,
-            written_out=None if text.files == wanted.files else text.files,
-            task=wanted.kind.name,
+            files=task.files,
+            written_out=None if text.files == task.files else text.files,
+            task=task.kind.name,
             filters=text.filters,
             hold_out=text.hold_out,
             shard=request.shard,
@@ -200,10 +209,11 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
 
 
 def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
-    """Make one corpus of all its shards: the files that preparing it in one go would have written.
+    """Merge all shards into one corpus, with the same files as preparing the corpus at once.
 
     Raises:
-        TransduceError: a folder is no shard, or damaged; shards are missing, overlap, or were prepared differently.
+        TransduceError: a folder is not a shard or is damaged; or shards are missing, overlap, or were prepared
+            differently.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
     for shard in shards:
@@ -228,50 +238,51 @@ def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Number and count of a shard that is written 2/4.
+    """Parse the number and count of a shard from a text such as "2/4".
 
     Raises:
-        TransduceError: it is written otherwise, or there is no such shard.
+        TransduceError: the text is not a shard.
     """
-    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise TransduceError(f"`--shard` takes a number and a count, from 1/4 to 4/4 for instance, but is `{text}`.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-class _Wanted(NamedTuple):
-    """A request, understood."""
+class _CheckedRequest(NamedTuple):
+    """A checked request."""
 
     settings: Settings
     kind: TextKind
     files: CorpusFiles
-    """As they were named."""
+    """The files as the user named them."""
     holds_out: bool
+    """True if a dev set is held out."""
 
 
-def _understand(request: PrepareRequest) -> _Wanted:
-    """What is to be prepared; beside a dev set, which need not be there yet, nothing is held out."""
+def _check_request(request: PrepareRequest) -> _CheckedRequest:
+    """Check a request; if it names a dev set, which need not exist yet, nothing is held out."""
     if request.workers is not None and request.workers < 1:
         raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
     settings = make_settings(request.settings)
     kind = kind_of(settings.task.kind)
     if not isinstance(kind, TextKind) or not kind.may_be_prepared:
         raise TransduceError(
-            f"`task.kind` is {settings.task.kind}, whose corpus is made when training begins: prepare one for "
+            f"`task.kind` is {settings.task.kind}, whose corpus is prepared when training starts: prepare one for "
             f"{', '.join(PREPARED_KINDS)}, or train without."
         )
     data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
     settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)
     kind.check(settings)
-    return _Wanted(settings, kind, kind.text(data).files, request.hold_out and not has_dev)
+    return _CheckedRequest(settings, kind, kind.text(data).files, request.hold_out and not has_dev)
 
 
 @contextmanager
-def _written_out(wanted: _Wanted, partial: Path) -> Iterator[TaskText]:
-    """The text line by line, for as long as it is read."""
+def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
+    """Provide the text as files of lines, which exist while the context is open."""
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
-        text = wanted.kind.read_text(wanted.settings, Path(folder), anew=True)
-        yield text if wanted.holds_out else msgspec.structs.replace(text, hold_out=None)
+        text = task.kind.read_text(task.settings, Path(folder), anew=True)
+        yield text if task.holds_out else msgspec.structs.replace(text, hold_out=None)
 
 
 def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay) -> Tokenizer:
@@ -290,16 +301,16 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
     return tokenizer
 
 
-def _given_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
-    """A tokenizer that was named, which must be what the settings say of it, and have the task's marks."""
+def _load_named_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
+    """Load a named tokenizer, and check that it matches the settings and has the task's special tokens."""
     tokenizer = load_tokenizer(folder)
     check_marks(folder, tokenizer, marks)
     check_vocabulary(settings.tokenizer, tokenizer, folder)
-    said = settings.tokenizer.vocabulary_size
-    if said is not None and said != tokenizer.source.size:
+    size = settings.tokenizer.vocabulary_size
+    if size is not None and size != tokenizer.source.size:
         raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {said:,}, but the tokenizer in {folder} has {tokenizer.source.size:,} "
-            "pieces: leave one of them out."
+            f"`tokenizer.vocabulary_size` is {size:,}, but the tokenizer in {folder} has {tokenizer.source.size:,} "
+            "tokens: leave one of them out."
         )
     return tokenizer
 

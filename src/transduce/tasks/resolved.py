@@ -1,4 +1,4 @@
-"""A run with nothing left to choose."""
+"""Define the complete settings of a run, with nothing left to choose."""
 
 import msgspec
 
@@ -11,16 +11,18 @@ from transduce.training.settings import ResolvedTraining
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A run, completely, with what follows from its tokenizer."""
+    """The complete settings of a run, including what follows from its tokenizer."""
 
     preset: str | None
-    """None where the model of another folder is kept."""
+    """Name of the preset of sizes; None if the model is a base model's."""
     start_from: str | None = None
+    """Folder of the base model that training starts from; None: random weights."""
     task: TaskSettings
     data: DataSettings
     tokenizer: TokenizerSettings | None
-    """None where numbers are read."""
+    """Settings of the tokenizer; None for a task without text."""
     tokenizer_text: tuple[str, ...] = ()
+    """Files of further text that the vocabulary is learned from."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining
@@ -28,5 +30,5 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Target tokens of one of the parts in which a step is computed."""
+        """The number of target tokens in one micro-batch of a gradient step."""
         return -(-self.training.batch_tokens // self.training.accumulate)

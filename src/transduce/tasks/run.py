@@ -1,4 +1,4 @@
-"""A training run from text files to a model folder: the one place where all parts meet."""
+"""Run training from text files to a model folder; this module combines all the parts."""
 
 import tempfile
 from collections.abc import Mapping
@@ -62,21 +62,26 @@ from transduce.training.surroundings import Surroundings
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for."""
+    """The arguments of a training run."""
 
     settings: Mapping[str, Any]
-    """Nested, by the names of a settings file."""
+    """The settings, nested as in a settings file."""
     out: Path
+    """The run's folder."""
     resume: bool = False
+    """Resume the run in the folder, if there is one."""
     dry_run: bool = False
+    """Show all choices without training."""
     device: str = "auto"
+    """"cpu", "cuda" or "auto"."""
     threads: int | None = None
+    """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
     said_reason: str = "as you said"
-    """How the account of the choices explains what the settings say."""
+    """The reason that the choice log gives for the user's own settings."""
 
 
 class Run:
-    """A request on its way to a model: settings, corpus and machine in one place."""
+    """A training run in progress: its settings, task, machine and processes."""
 
     def __init__(self, request: RunRequest) -> None:
         self.request = request
@@ -85,33 +90,33 @@ class Run:
         self.machine: Machine = detect_machine(request.device, request.threads)
         self.processes = join_processes(self.machine.device)
         self.machine = share_of_machine(self.machine, self.processes, threads_said=request.threads is not None)
-        self.was_trained = False  # whether a checkpoint will be gone on from
-        self.begun: NewRun | None = None  # by this process, and not taken up
+        self.was_trained = False  # True if the run continues from a checkpoint
+        self.begun: NewRun | None = None  # set by the process that creates the folder
         self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Chooses what was left open, prepares the corpus, and says what was chosen and why."""
+        """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
         account = Account(self.request.said_reason)
-        settings, beginning = foresee(self.kind, self.settings, self.machine, account)
-        kept = None if beginning is None else beginning.model.config
+        settings, base_model = foresee(self.kind, self.settings, self.machine, account)
+        base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,
                 folder=folder,
                 display=self.display,
                 choose_tokenizer=lambda size: resolve_tokenizer(settings, size, account),
-                tokenizer=None if beginning is None else beginning.tokenizer,
+                tokenizer=None if base_model is None else base_model.tokenizer,
             )
         )
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
-            account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; {} were chosen first")
+            account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
         if self.kind.writes_translations:
             explain_languages(settings, corpus.languages, account)
-        if kept is not None:
-            remember_beginning(folder, kept)
-        resolved = self._resolve(settings, corpus, kept, account)
+        if base_config is not None:
+            remember_beginning(folder, base_config)
+        resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.explain(corpus, resolved, account)
         stored_in = None if self.request.dry_run else folder
         prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh(corpus))
@@ -119,18 +124,20 @@ class Run:
         return resolved, corpus
 
     def _resolve(
-        self, settings: Settings, corpus: RunCorpus, kept: ModelConfig | None, account: Account
+        self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, account: Account
     ) -> ResolvedSettings:
-        preset, pieces = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
-        if kept is None:
+        preset, vocabulary_size = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
+        if base_config is None:
             pairs, tokens = corpus.pairs, corpus.target_tokens
-            preset = resolve_preset(settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=pieces)
+            preset = resolve_preset(
+                settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=vocabulary_size
+            )
             epochs = foresee_epochs(
-                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=pieces
+                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=vocabulary_size
             )
             model = resolve_model(settings, preset, pieces_of(corpus.tokenizer), account, epochs=epochs)
         else:
-            model = keep_model(settings, kept, str(settings.start_from), account)
+            model = keep_model(settings, base_config, str(settings.start_from), account)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
@@ -156,7 +163,7 @@ class Run:
             self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
-        """Takes up the settings and the corpus of a run that was stopped, and its number of threads."""
+        """Restore the settings, the corpus and the number of threads of a run that was stopped."""
         state = newest_state(self.request.out / CHECKPOINTS)
         stored = read_stored(self.request.out / SETTINGS_FILE)
         settings = override(stored, self.request.settings, trained=state is not None or needs_stored(stored))
@@ -167,13 +174,13 @@ class Run:
         self.was_trained = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
-        before = None if state is None else state.surroundings
-        if before is not None:
-            self._use_threads_of(before)
-        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, before)
+        environment = None if state is None else state.surroundings
+        if environment is not None:
+            self._use_threads_of(environment)
+        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
         corpus = self.kind.reopen(settings, self.request.out)
-        kept = None if settings.start_from is None else recall_beginning(self.request.out)
-        resolved = self._resolve(settings, corpus, kept, Account())
+        base_config = None if settings.start_from is None else recall_beginning(self.request.out)
+        resolved = self._resolve(settings, corpus, base_config, Account())
         if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
         return resolved, corpus
@@ -182,44 +189,45 @@ class Run:
         last = self.request.settings.get("training", {}).get("steps")
         if not isinstance(last, int) or last >= newest.step:
             return
-        # The newest may be damaged: then the run goes on from one before.
-        sound, _ = load_newest(self.request.out / CHECKPOINTS)
-        if sound is not None and last < (state := sound.state).step:
+        # The newest checkpoint may be damaged; then the run resumes from an earlier one.
+        loaded, _ = load_newest(self.request.out / CHECKPOINTS)
+        if loaded is not None and last < (state := loaded.state).step:
             raise TransduceError(
-                f"`training.steps` must be at least {state.step:,}, for the run in {self.request.out} took as many, "
-                f"but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
+                f"`training.steps` must be at least {state.step:,}, because the run in {self.request.out} has already "
+                f"taken as many, but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
             )
 
-    def _use_threads_of(self, before: Surroundings) -> None:
-        """As many threads as before, for the same bits, unless others were said or a process has fewer cores now; with
-        another number of processes bits differ anyway, and each takes its share of the cores.
+    def _use_threads_of(self, environment: Surroundings) -> None:
+        """Use as many threads as before, for the same results bit by bit.
+
+        Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
+        results differ anyway, and each process takes its share of the cores.
         """
-        if self.request.threads is not None or before.processes not in (None, self.processes.count):
+        if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
-        if before.threads <= max(1, usable_cores() // self.processes.local_count):
-            self.machine = msgspec.structs.replace(self.machine, threads=before.threads)
-            torch.set_num_threads(before.threads)
+        if environment.threads <= max(1, usable_cores() // self.processes.local_count):
+            self.machine = msgspec.structs.replace(self.machine, threads=environment.threads)
+            torch.set_num_threads(environment.threads)
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
-    """Languages that the files' suffixes told are written down; they tell them again where one is not known."""
+    """Store the languages that the files' suffixes gave, unless one is unknown."""
     source, target = languages
     return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
-    """Puts a run's settings beside its checkpoints."""
+    """Write a run's complete settings to its folder."""
     write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
 
 
 def train_run(request: RunRequest) -> TrainResult | None:
-    """Trains as requested; None for a dry run.
+    """Run training as requested; return None for a dry run.
 
-    A terminal that goes away meanwhile does not end it.
+    Training continues if its terminal is closed.
 
     Raises:
-        TransduceError: settings or files are not what they should be; memory or room on the disk ran out; the loss
-            says that training has come to nothing.
+        TransduceError: settings or files are invalid, memory or disk space ran out, or training diverged.
     """
     with outliving_the_terminal(), explaining_lost_processes():
         return _train_run(request)
@@ -230,10 +238,10 @@ def _train_run(request: RunRequest) -> TrainResult | None:
     has_run = (request.out / SETTINGS_FILE).exists()
     if request.dry_run:
         if run.processes.is_first:
-            _dry_run(run, going_on=request.resume and has_run)
+            _dry_run(run, is_resumed=request.resume and has_run)
         return None
-    with ExitStack() as held:
-        resolved, corpus = _begin(run, held, has_run=has_run)
+    with ExitStack() as resources:
+        resolved, corpus = _open_run(run, resources, has_run=has_run)
         result = _train(run, resolved, corpus)
         if run.processes.is_first:
             _finish(run, resolved, corpus, result)
@@ -241,45 +249,45 @@ def _train_run(request: RunRequest) -> TrainResult | None:
     return result
 
 
-def _begin(run: Run, held: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
-    """Prepares a run or takes it up; of several processes the first does, and the others open what it made."""
+def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
+    """Prepare a new run or resume one; with several processes, the others wait for the first."""
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()
         return run.resume()
     if request.resume and has_run:
-        held.enter_context(sole_run(request.out))
+        resources.enter_context(sole_run(request.out))
         resolved, corpus = run.resume()
     else:
         refuse_to_resume_nothing(request.out, run.settings.data, resume=request.resume)
         refuse_to_overwrite(request.out, resume=request.resume)
         new = NewRun(request.out)
-        held.enter_context(sole_run(new.make()))
-        resolved, corpus = _start_in_folder(run, new)
+        resources.enter_context(sole_run(new.make()))
+        resolved, corpus = _start_run(run, new)
     run.processes.wait()
     return resolved, corpus
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Does what comes before the first step: the folder is then one of a run in which nothing was saved yet."""
+    """Do everything before the first step; the folder then holds a run without checkpoints."""
     refuse_to_overwrite(request.out, resume=request.resume)
-    resolved, _ = _start_in_folder(Run(request), NewRun(request.out))
+    resolved, _ = _start_run(Run(request), NewRun(request.out))
     return resolved
 
 
-def _dry_run(run: Run, *, going_on: bool) -> None:
-    """Says all choices, and leaves nothing behind."""
-    if going_on:
+def _dry_run(run: Run, *, is_resumed: bool) -> None:
+    """Print all choices without leaving files behind."""
+    if is_resumed:
         resolved, _ = run.resume()
-        run.display.say(f"The run in {run.request.out} would go on with:\n{to_toml(as_settings(resolved))}")
+        run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
     else:
         with tempfile.TemporaryDirectory() as folder:
             run.start(Path(folder))
     run.display.say("Dry run: nothing was trained.")
 
 
-def _start_in_folder(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus]:
-    """Starts a run; a folder that was not there before does not stay where that fails."""
+def _start_run(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus]:
+    """Start a run; if that fails, the folder is restored to its earlier state."""
     try:
         resolved, corpus = run.start(new.folder)
         write_settings(new.folder, resolved)
@@ -291,7 +299,7 @@ def _start_in_folder(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Takes all steps. Settings or data of which nothing can be made leave no run behind that was not there before."""
+    """Train to the end; settings or data that make training impossible leave no new run behind."""
     keep_freed_memory()
     try:
         with explaining_a_large_model():
@@ -305,7 +313,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Everything that steps need, after the newest checkpoint or before the first step."""
+    """Create the trainer, restored from the newest checkpoint or before the first step."""
     training, place, fresh = resolved.training, _place(run), run.kind.fresh(corpus)
     torch.manual_seed(training.seed)
     model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=fresh).to(place.device)
@@ -335,20 +343,20 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         ),
     )
     if run.request.resume:
-        found = trainer.resume()
-        if run.was_trained and not found and resolved.start_from is not None and not needs_stored(resolved):
-            # The weights were left random, since a checkpoint was to replace them.
+        restored = trainer.resume()
+        if run.was_trained and not restored and resolved.start_from is not None and not needs_stored(resolved):
+            # The initial weights were left random, because a checkpoint was to replace them.
             raise TransduceError(
-                f"Every checkpoint in {run.request.out} is damaged: begin again with --from and another --out."
+                f"Every checkpoint in {run.request.out} is damaged: start again with --from and another --out."
             )
         run.display.say(
-            f"Going on after step {trainer.step:,}."
-            if found
-            else f"Nothing {'sound' if run.was_trained else 'was saved'} in {run.request.out}: starting afresh."
+            f"Resuming after step {trainer.step:,}."
+            if restored
+            else f"No {'intact' if run.was_trained else 'saved'} checkpoint in {run.request.out}: starting from step 0."
         )
-    learning, whole = count_parameters(model)
-    beside = f" beside a model of {whole:,}" if learning < whole else ""
-    run.display.say(f"Training {learning:,} parameters{beside} on {run.kind.describe_size(corpus)}.")
+    trainable, total = count_parameters(model)
+    of_total = f" of a model of {total:,}" if trainable < total else ""
+    run.display.say(f"Training {trainable:,} parameters{of_total} on {run.kind.describe_size(corpus)}.")
     return trainer
 
 
@@ -357,13 +365,13 @@ def _place(run: Run) -> Place:
 
 
 class _FolderWriter:
-    """Puts the best weights so far into the run's folder, as a complete model folder."""
+    """A callback that writes the best weights so far to the run's folder, as a complete model folder."""
 
     def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Replaces the weights and the card."""
+        """Write the weights and the model card."""
         card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
         write_model_folder(
             self.folder,
@@ -376,13 +384,13 @@ class _FolderWriter:
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
-    """Says how it ended, and how good the model is that was kept."""
+    """Report how training ended, and the quality of the best model."""
     display, out = run.display, run.request.out
     display.say(
         f"Stopped after step {result.step:,} ({result.reason}), {format_duration(result.elapsed_seconds)} of training."
     )
     if result.reason.startswith("SIG"):
-        display.say("Everything is saved: go on with --resume.")
+        display.say("Everything is saved: continue with --resume.")
         return
     outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
     for name, content in outcome.files.items():

@@ -1,4 +1,4 @@
-"""Running text, of which a masked language model learns: a sentence a line, and the end held out to validate on."""
+"""Prepare running text for masked language models: one sentence per line, with the end held out as a dev set."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,20 +14,20 @@ from transduce.tasks.texts import holds_texts
 from transduce.text.corpus import Format, read_texts
 from transduce.text.sentences import read_documents, sentences_of
 
-# Where there is no dev set, the end of the text is one: this share of its sentences, up to a number.
+# Without a dev set, the end of the text is held out: this share of its sentences, up to a maximum.
 _DEV_SHARE = 0.02
 _MOST_DEV_SENTENCES = 2_000
 _LEAST_SENTENCES = 4
 
 
 def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
-    """Writes the sentences of texts, with an empty line after each document; returns where.
+    """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
 
     Args:
-        files: of text.
-        chosen: how they are written; `auto`: as their suffixes say.
-        path: of the file with a sentence a line.
-        anew: also where that file is there.
+        files: files of text.
+        chosen: format of the files; "auto": by their suffixes.
+        path: the file to write, one sentence per line.
+        anew: overwrite an existing file.
 
     Raises:
         TransduceError: a text cannot be read, or there is none.
@@ -43,26 +43,26 @@ def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: b
 
 
 def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
-    """Of JSON lines, each text is one."""
+    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document."""
     if holds_texts(file, chosen):
         return filter(None, map(sentences_of, read_texts(file)))
     return read_documents(file)
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Training and dev text: two files, or the beginning and the end of one.
+    """Return training and dev text: of two files, or the start and the end of one.
 
     Raises:
-        TransduceError: one file has too few sentences for both.
+        TransduceError: a single file has too few sentences for both.
     """
     text = read_store(corpus.prepared, corpus.tokenizer, "target")
     if corpus.dev is not None:
         return text, read_store(corpus.dev, corpus.tokenizer, "target")
-    filled = np.flatnonzero(text.lengths > 0)  # the other lines end documents
+    filled = np.flatnonzero(text.lengths > 0)  # the other lines are empty and end documents
     if len(filled) < 2 * _LEAST_SENTENCES:
         raise TransduceError(
-            f"Pretraining needs running text of {2 * _LEAST_SENTENCES} sentences at least, half of them to validate "
-            f"on, but this one has {len(filled)}: give more text, or other text to validate on (`--dev-source`)."
+            f"Pretraining needs running text of at least {2 * _LEAST_SENTENCES} sentences, half of them for "
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
         )
     dev = min(_MOST_DEV_SENTENCES, max(_LEAST_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev])

@@ -1,6 +1,7 @@
-"""Time series in a run's folder: the numbers of the training part and of the dev part, and their scale.
+"""Store the time series of a run: training and dev part, and their scale.
 
-A run reads the files once, when it begins; it goes on from what it stored.
+A new run reads the files once; a resumed run reads the stored numbers.
+
 Legend: N points, C series.
 """
 
@@ -21,50 +22,54 @@ from transduce.tasks.settings import DataSettings
 
 _FOLDER, _CARD = "series", "series.json"
 _PARTS = {"training": "training.f64", "dev": "dev.f64"}
-# Where there is no dev set, the end of each file is one: this share of its points, and a horizon at least.
+# Without a dev set, the end of each file is held out: this share of its points, but at least a horizon.
 _DEV_SHARE = 0.1
 
 
 class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What stands beside the numbers."""
+    """The metadata of the stored numbers."""
 
     columns: tuple[str, ...]
     lengths: dict[str, list[int]]
-    """Points of each stretch, by part."""
+    """Number of points in each series file, by part."""
     sha256: dict[str, str]
     season: int
     scale: SeriesScale
 
 
 class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs of its series."""
+    """The time series of a run."""
 
     columns: tuple[str, ...]
+    """Names of the series."""
     training: WindowedSeries
-    """All windows,"""
+    """All windows of the training part."""
     dev: WindowedSeries
-    """and those of the dev part, one horizon after another."""
+    """The windows of the dev part, one horizon apart."""
     points: int
-    """Of the training part."""
+    """Number of points in the training part."""
     season: int
+    """Season length in points; 1: no season."""
     horizon: int
+    """Number of points to forecast."""
     scale: SeriesScale
+    """Scale of the series."""
     tokenizer: None = None
     tokenizer_settings: None = None
     languages: tuple[None, None] = (None, None)
 
     @property
     def pairs(self) -> int:
-        """Training windows."""
+        """The number of training windows."""
         return len(self.training)
 
     @property
     def target_tokens(self) -> int:
-        """Numbers that an epoch foretells."""
+        """The number of values predicted in an epoch."""
         return len(self.training) * self.horizon * len(self.columns)
 
     def describe(self, batch: SeriesBatch) -> dict[str, Any]:
-        """The windows of a batch, each in its own scale."""
+        """Return a batch's windows, each in its own scale, as JSON values."""
         return {
             "windows": batch.indices.tolist(),
             "columns": list(self.columns),
@@ -74,10 +79,10 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -> SeriesCorpus:
-    """Reads the files of a run, and stores their numbers in its folder.
+    """Read the files of a new run and store their numbers in its folder.
 
     Raises:
-        TransduceError: a file is missing or not what it should be, or too short for a window.
+        TransduceError: a file is missing, invalid, or too short for a window.
     """
     past, horizon = settings.past_points, settings.horizon
     columns, read = _read(data.source, settings.columns)
@@ -86,17 +91,17 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
         dev_columns, dev = _read(data.dev_source, columns)
         assert dev_columns == columns
     else:
-        kept = [len(values) - max(horizon, int(len(values) * _DEV_SHARE)) for values in read]
-        dev = [values[max(0, first - past) :] for values, first in zip(read, kept, strict=True)]
-        training = [values[: max(0, first)] for values, first in zip(read, kept, strict=True)]
+        dev_starts = [len(values) - max(horizon, int(len(values) * _DEV_SHARE)) for values in read]
+        dev = [values[max(0, first - past) :] for values, first in zip(read, dev_starts, strict=True)]
+        training = [values[: max(0, first)] for values, first in zip(read, dev_starts, strict=True)]
     for files, stretches, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
         _check_lengths(files, stretches, past + horizon, what, held_out=not data.dev_source)
     points = np.concatenate(training)
     season = find_season(points, past) if settings.season is None else settings.season
     if season > past:
         raise TransduceError(
-            f"`task.series.season` is {season}, but only {past} points are read (`task.series.past`): read a season "
-            "at least."
+            f"`task.series.season` is {season}, but only {past} points are read (`task.series.past`): read at least "
+            "one season."
         )
     card = _StoredCard(
         columns=columns,
@@ -110,10 +115,10 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
 
 
 def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
-    """What `prepare_series` stored.
+    """Read the numbers that `prepare_series` stored.
 
     Raises:
-        TransduceError: it is missing or damaged.
+        TransduceError: the stored numbers are missing or damaged.
     """
     path = folder / _FOLDER / _CARD
     try:
@@ -134,7 +139,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
 
 
 def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
-    """The columns that all files have, and the numbers of each."""
+    """Read files, and return their common columns and the numbers of each file."""
     tables = [read_table(path, columns) for path in files]
     first = tables[0].columns
     for path, table in zip(files, tables, strict=True):
@@ -154,12 +159,12 @@ def _check_lengths(
             end = ", without the end that is held out for the dev set" if held_out and what == "training" else ""
             raise TransduceError(
                 f"{path}: a window is {window} points (`task.series.past` and `task.series.horizon`), but the {what} "
-                f"part{end} has {len(stretch)}: give more, or make the window smaller."
+                f"part{end} has {len(stretch)}: use more points, or make the window smaller."
             )
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Writes the numbers as 8-byte floats, little-endian; returns the files' digests by part."""
+    """Write the numbers as little-endian float64; return the files' digests by part."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())

@@ -1,4 +1,4 @@
-"""Reading the settings of a run: a TOML file, changed by ``--set key=value``; what is wrong is told in a sentence."""
+"""Read the settings of a run: a TOML file, changed by ``--set key=value``, with errors that name the mistake."""
 
 import difflib
 import math
@@ -17,7 +17,7 @@ from transduce.tasks.settings import Settings
 from transduce.tasks.settings_file import FileSettings
 
 _UNIONS = (Union, UnionType)
-# What else the field calls a value.
+# Common names of values in other toolkits and papers, for suggestions.
 _OTHER_NAMES = {
     "rope": "rotary",
     "lm": "language-model",
@@ -35,13 +35,14 @@ _OTHER_NAMES = {
 
 
 def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
-    """The content of a settings file, with ``key.name=value`` assignments applied in turn.
+    """Return the content of a settings file, with ``key.name=value`` assignments applied in order.
 
     Raises:
-        TransduceError: the file is no TOML, or an assignment has no form.
+        TransduceError: the file is not valid TOML, or an assignment is malformed.
     """
     content: dict[str, Any] = {}
-    pairs = [_parse(assignment) for assignment in assignments]  # a mistake in them may have become the path
+    # parsed first, because a malformed assignment may have been taken for the path
+    pairs = [_parse(assignment) for assignment in assignments]
     if path is not None:
         try:
             text = path.read_text("utf-8-sig")
@@ -65,10 +66,10 @@ def _parse(assignment: str) -> tuple[str, Any]:
 
 
 def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
-    """Enters a setting by its dotted name into nested tables; a table joins what is said of it already.
+    """Set a setting by its dotted name in nested tables; a table is merged with an existing one.
 
     Raises:
-        TransduceError: one of the tables is a value, or the name is no text.
+        TransduceError: a table on the way is a value, or the name is not a text.
     """
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
@@ -78,18 +79,18 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
-            raise TransduceError(f"`{name}` stands in the table `{table}`, but that was given the value {inner!r}.")
+            raise TransduceError(f"`{name}` belongs to the table `{table}`, but `{table}` was set to {inner!r}.")
         content = inner
     if not isinstance(value, Mapping):
         content[last] = _plain(value)
         return
     content.setdefault(last, {})
-    for key, own in value.items():
-        put_setting(content, f"{last}.{key}", own)
+    for key, inner_value in value.items():
+        put_setting(content, f"{last}.{key}", inner_value)
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, paths as texts."""
+    """Convert NumPy scalars to Python numbers, and paths to texts."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, os.PathLike):
@@ -98,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value; what is none is taken as a string, so that quotes may be left out, but for a number as `.5`."""
+    """Parse a TOML value; anything invalid is a string, so that quotes may be omitted, except numbers such as `.5`."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -106,19 +107,19 @@ def _parse_value(text: str) -> Any:
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:
-    """Checks keys and types.
+    """Check keys and types, and return the settings.
 
     Raises:
-        TransduceError: a key that does not exist, with the nearest one that does; a value of the wrong type. What
-            `read_settings` has from a file comes with file and line.
+        TransduceError: a key does not exist, with the nearest one that does; or a value has the wrong type. For
+            settings of a file, the message starts with file and line.
     """
     try:
         return _checked(content)
     except TransduceError as error:
-        place = content.place(str(error)) if isinstance(content, FileSettings) else None
-        if place is None:
+        location = content.place(str(error)) if isinstance(content, FileSettings) else None
+        if location is None:
             raise
-        raise TransduceError(f"{place}: {error}") from error
+        raise TransduceError(f"{location}: {error}") from error
 
 
 def _checked(content: Mapping[str, Any]) -> Settings:
@@ -129,12 +130,12 @@ def _checked(content: Mapping[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise error.__cause__ from None
-        _, _, place = str(error).partition(" - at `$.")
-        raise TransduceError(_wrong_value(place.partition("[")[0].rstrip("`").split("."), content)) from error
+        _, _, location = str(error).partition(" - at `$.")
+        raise TransduceError(_wrong_value(location.partition("[")[0].rstrip("`").split("."), content)) from error
 
 
 def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
-    """A settings file could not keep what is infinite or no number."""
+    """Refuse infinite values and NaN, which a settings file cannot store."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             _refuse_infinite(value, f"{prefix}{name}.")
@@ -147,15 +148,15 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
     for name in path:
         hint = get_type_hints(struct_of(hint) or Settings)[name]
         content = content[name]
-    wanted, said = _kinds(hint), str(content)
-    meant = _OTHER_NAMES.get(said.lower())
-    near = [meant] if meant in _names(hint) else difflib.get_close_matches(said, _names(hint), 1, 0.6)
-    suggestion = f": did you mean `{near[0]}`?" if near else "."
-    return f"`{'.'.join(path)}` must be {wanted}, but is `{said}`{suggestion}"
+    expected, value = _kinds(hint), str(content)
+    intended = _OTHER_NAMES.get(value.lower())
+    close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
+    suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
+    return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
 
 
 def _kinds(hint: Any) -> str:
-    """What values a setting takes, in words."""
+    """Describe the values that a setting accepts, in words."""
     if struct_of(hint) is not None:
         return "a table"
     if get_origin(hint) in _UNIONS:
@@ -169,7 +170,7 @@ def _kinds(hint: Any) -> str:
 
 
 def _names(hint: Any) -> list[str]:
-    """The words that a setting chooses among."""
+    """Return the names that a setting can be set to."""
     if get_origin(hint) is Literal:
         return [str(name) for name in get_args(hint)]
     return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
@@ -186,7 +187,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """The first setting of a table that does not exist: its last word tells most about what was meant."""
+    """Return the path to the first setting inside an unknown table, whose last word best shows what was meant."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -195,18 +196,18 @@ def _first_inside(value: Any) -> tuple[str, ...]:
 
 def _unknown_key(path: tuple[str, ...]) -> str:
     name = ".".join(path)
-    known = list(setting_names())
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    same_word = [other for other in known if other.split(".")[-1] == path[-1]]
-    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in known], 1, 0.6)
-    alike = [other for other in known if other.split(".")[-1] in near_word]
-    suggestion = next(iter(same_word or near or alike), None)
+    existing = list(setting_names())
+    close_names = difflib.get_close_matches(name, existing, 1, 0.5)
+    same_word = [other for other in existing if other.split(".")[-1] == path[-1]]
+    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in existing], 1, 0.6)
+    same_last_word = [other for other in existing if other.split(".")[-1] in near_word]
+    suggestion = next(iter(same_word or close_names or same_last_word), None)
     hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
     return f"There is no setting `{name}`: {hint}"
 
 
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
-    """All settings by their full names."""
+    """Yield the full names of all settings."""
     for key, hint in get_type_hints(struct).items():
         inner = struct_of(hint)
         if inner is None:
@@ -216,7 +217,7 @@ def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:
-    """The table of settings that a field of this type holds, or None."""
+    """Return the settings struct that a field of this type holds, or None."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in _UNIONS:

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: two that wrote into it together would spoil each other's files."""
+"""Lock a run's folder, so that two runs cannot corrupt each other's files."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +10,10 @@ from transduce.errors import TransduceError
 
 @contextmanager
 def sole_run(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process, as `sole_user`.
+    """Lock a folder for this process, as `sole_user` does.
 
     Raises:
-        TransduceError: another process holds it.
+        TransduceError: another process holds the lock.
     """
     with ExitStack() as stack:
         try:

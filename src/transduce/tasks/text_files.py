@@ -1,6 +1,6 @@
-"""By what a run that goes on notices that its text files are others now.
+"""Detect text files that have changed since a run started.
 
-It goes on with the training text that it has cut; the dev set is read anew.
+A resumed run keeps the training text it has prepared, but reads the dev set again.
 """
 
 from collections.abc import Iterator
@@ -16,50 +16,52 @@ _NAME = "text_files.json"
 
 
 class _TextFile(msgspec.Struct, frozen=True):
-    """A file as it was when the run began."""
+    """A file's properties at the start of the run."""
 
     path: str
+    """The path."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     modified_at: int
-    """In nanoseconds."""
+    """Modification time in nanoseconds."""
     is_dev: bool = False
-    """Of the dev set."""
+    """True for a file of the dev set."""
 
 
 def remember_text_files(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
-    """Writes down what a run's files are like: of text that was prepared ahead, those of the dev set alone.
+    """Store the properties of a run's text files; with a prepared corpus, only those of the dev set.
 
     Args:
-        folder: of the run. A dev set that was written out there is not read from the user's files again.
+        folder: the run's folder; dev files that were written there are skipped.
         data: names the training files.
-        dev: the dev set's files, where they were given.
+        dev: files of the dev set, if there are any.
     """
     training = () if data.prepared is not None else (*data.source, *data.target)
-    files = [_as_it_is(path) for path in dict.fromkeys(training)]
-    own = dict.fromkeys(() if dev is None else (*dev.source, *dev.target))
-    files += [_as_it_is(path, is_dev=True) for path in own if not Path(path).is_relative_to(folder)]
+    files = [_file_state(path) for path in dict.fromkeys(training)]
+    dev_files = dict.fromkeys(() if dev is None else (*dev.source, *dev.target))
+    files += [_file_state(path, is_dev=True) for path in dev_files if not Path(path).is_relative_to(folder)]
     write_file(folder / _NAME, msgspec.json.encode(files))
 
 
 def changed_text_files(folder: Path) -> Iterator[str]:
-    """A line for each file of a run that is another one now; of files that are gone, and of runs that wrote nothing
-    down, nothing is said.
+    """Yield a line for each changed text file of a run.
+
+    Deleted files, and runs that stored no properties, give no line.
     """
     try:
-        before = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
+        files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
     except (OSError, msgspec.MsgspecError):
         return
-    for file in before:
-        if not Path(file.path).exists() or _as_it_is(file.path, is_dev=file.is_dev) == file:
+    for file in files:
+        if not Path(file.path).exists() or _file_state(file.path, is_dev=file.is_dev) == file:
             continue
-        yield f"{file.path} has changed since this run began" + (
-            ": validations by the new text cannot be compared with those before, the best of which stays the best."
+        yield f"{file.path} has changed since this run started" + (
+            ": validations on the new text are not comparable with earlier ones, whose best model is kept as the best."
             if file.is_dev
-            else ", which goes on with the text that it had then."
+            else ", which continues with the text as it was then."
         )
 
 
-def _as_it_is(path: str, *, is_dev: bool = False) -> _TextFile:
+def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     status = Path(path).stat()
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev)

@@ -1,4 +1,4 @@
-"""What the kinds of task have in common that learn from text: how it is read, cut into pieces, and put into batches."""
+"""Share what all tasks on text have in common: reading, tokenizing and batching text."""
 
 from abc import abstractmethod
 from functools import partial
@@ -20,23 +20,23 @@ from transduce.training.ahead import Batches
 
 
 class TextKind(TaskKind[TaskCorpus]):
-    """A kind of task over the pieces of a vocabulary."""
+    """A task on text that is tokenized by a vocabulary."""
 
     may_be_prepared: ClassVar[bool] = False
-    """Whether `transduce prepare` makes its corpus ahead of training."""
+    """True if `transduce prepare` can prepare the task's corpus."""
     idle_filters: ClassVar[tuple[str, ...]] = ()
-    """The settings of `data.filters.*` that it does not go by."""
+    """The settings of `data.filters.*` that the task does not use."""
 
     def check(self, settings: Settings) -> None:
-        """Refuses settings that mean nothing here.
+        """Refuse settings that the task does not use.
 
         Raises:
-            TransduceError: also a corpus that was prepared, beside a model that has a vocabulary already.
+            TransduceError: a setting has no meaning for the task, or a prepared corpus is combined with a base model.
         """
         super().check(settings)
-        filters, usual = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
+        filters, defaults = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
         for name in self.idle_filters:
-            if filters[name] != usual[name]:
+            if filters[name] != defaults[name]:
                 raise TransduceError(
                     f"`data.filters.{name}` means nothing where `task.kind` is {self.name}: leave it out."
                 )
@@ -45,86 +45,92 @@ class TextKind(TaskKind[TaskCorpus]):
         if not self.may_be_prepared:
             raise TransduceError(
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
-                "files: give --source."
+                "files: name them with --source."
             )
         if settings.start_from is not None:
             raise TransduceError(
-                "`data.prepared` holds text cut by a vocabulary of its own, which `start_from` cannot use: give "
-                "--source."
+                "`data.prepared` holds text tokenized by its own vocabulary, which `start_from` cannot use: name the "
+                "text with --source."
             )
 
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:  # noqa: ARG002
-        """Where the text is once it stands line by line. What does not, a kind writes into a folder.
+        """Convert the text to files of lines, and return the settings that name them; by default, nothing is converted.
 
         Args:
-            settings: of the run. Training text that was prepared ahead (`data.prepared`) is not written again.
-            folder: of the run, or of what is prepared ahead.
-            anew: whether it begins; what goes on finds what it wrote.
+            settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
+            folder: the folder of the run or of the prepared corpus.
+            anew: True for a new run; a resumed run uses the existing files.
 
         Raises:
-            TransduceError: a file is missing, or not what the task reads.
+            TransduceError: a file is missing, or is not what the task reads.
         """
         return settings.data
 
     @abstractmethod
     def text(self, data: DataSettings) -> TaskText:
-        """What is read, and what of it is left out or held out.
+        """Return the text to read, and how it is filtered and held out.
 
         Raises:
-            TransduceError: a file is missing that the task needs, or there that it does not.
+            TransduceError: a file that the task needs is missing, or a file is given that it does not use.
         """
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Pieces that no text holds, for the task's own use."""
+        """Return special tokens that the task needs and that no text contains."""
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
-        """The text as it is prepared, with all marks; arguments as in `rewrite`.
+        """Return the text to prepare, with all special tokens; the arguments are those of `rewrite`.
 
         Raises:
-            TransduceError: a file is missing, or not what the task reads.
+            TransduceError: a file is missing, or is not what the task reads.
         """
         text = self.text(self.rewrite(settings, folder, anew=anew))
         return msgspec.structs.replace(text, marks=(*self.marks(settings.task), *text.marks))
 
     # --- the corpus ---
 
-    def prepare(self, asked: Preparation) -> TaskCorpus:
-        """Learns the vocabulary and cuts the text, or takes what `transduce prepare` made."""
-        settings, folder = asked.settings, asked.folder
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Learn the vocabulary and tokenize the text, or use what `transduce prepare` wrote."""
+        settings, folder = request.settings, request.folder
         if settings.data.prepared is not None:
-            return use_prepared(settings, partial(self.read_text, anew=True), folder, asked.display)
+            return use_prepared(settings, partial(self.read_text, anew=True), folder, request.display)
         text = self.read_text(settings, folder, anew=True)
-        return prepare_corpus(settings, text, folder, asked.choose_tokenizer, asked.display, tokenizer=asked.tokenizer)
+        return prepare_corpus(
+            settings, text, folder, request.choose_tokenizer, request.display, tokenizer=request.tokenizer
+        )
 
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
-        """The corpus in the run's folder, or the one that was prepared ahead."""
+        """Open the corpus in the run's folder, or the prepared corpus."""
         if settings.data.prepared is not None:
             return reopen_prepared(settings, partial(self.read_text, anew=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
-        """The filters that the text went through; those that the kind does not go by are never said."""
+        """Return the data settings with the prepared corpus's filters.
+
+        Filters that the task does not use keep their defaults.
+        """
         if data.prepared is None:
             return data
-        usual = FilterSettings()
-        idle = {name: getattr(usual, name) for name in self.idle_filters}
-        return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **idle))
+        defaults = FilterSettings()
+        unused = {name: getattr(defaults, name) for name in self.idle_filters}
+        return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **unused))
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """The model as it is.
+        """Return the configuration unchanged, and check that it fits the vocabularies and the corpus.
 
         Raises:
-            TransduceError: one matrix was to embed the pieces of two vocabularies.
+            TransduceError: one embedding matrix is to be shared by two vocabularies, or texts exceed the learned
+                positions.
         """
         tokenizer = corpus.tokenizer
         ids = range(0 if tokenizer.joint else tokenizer.source.size)
         if config.tie_source_target and any(tokenizer.source.piece(id) != tokenizer.target.piece(id) for id in ids):
             raise TransduceError(
-                "`model.tie_source_target` gives a piece the same vector on both sides, but source and target have "
-                "vocabularies of their own (`tokenizer.joint` = false): leave one of the two out."
+                "`model.tie_source_target` gives a token the same vector on both sides, but source and target have "
+                "separate vocabularies (`tokenizer.joint` = false): leave one of the two out."
             )
         if config.kind == "transformer" and config.positions == "learned":
             _check_lengths(corpus, config.max_positions)
@@ -133,18 +139,18 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- batches ---
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
-        """The training batches of one of several processes."""
+        """Return the training batches of one training process."""
         return BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
         )
 
     def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """The batches that need most memory, to be tried before the first step."""
+        """Return the batches that need the most memory, to be tried before the first step."""
         return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
 
 
 def _check_lengths(corpus: TaskCorpus, most: int) -> None:
-    """Refuses texts that learned positions have no room for: a dev set would be met after many steps only."""
+    """Refuse texts that exceed the learned positions; otherwise, the dev set would fail after many steps."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue
@@ -152,6 +158,6 @@ def _check_lengths(corpus: TaskCorpus, most: int) -> None:
         longest = max(statistics.source_percentiles[-1], statistics.target_percentiles[-1])
         if longest > most:
             raise TransduceError(
-                f"`model.max_positions` must be at least {longest:,}, as many pieces as a text of the {name} has, but "
+                f"`model.max_positions` must be at least {longest:,}, as many tokens as a text of the {name} has, but "
                 f"is {most:,}: raise it, or leave longer pairs out by `data.filters.max_pieces` = {most - 1:,}."
             )

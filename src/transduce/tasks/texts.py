@@ -1,4 +1,4 @@
-"""Files of text alone as tasks read them: line by line. Of JSON lines, the texts are written out first."""
+"""Read files of text only, line by line; the texts of JSON-lines files are first written to text files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,12 +12,12 @@ from transduce.text.corpus import Format, format_of, read_texts
 
 
 def write_texts(data: DataSettings, folder: Path, *, anew: bool) -> DataSettings:
-    """The same with the lines of texts in place of files of JSON lines, of which each text has one or several.
+    """Write the texts of JSON-lines files to text files, and return settings that name these files.
 
     Args:
-        data: where the text is. Training text that was prepared ahead is not written again.
-        folder: of the files that are written.
-        anew: whether a run begins. One that goes on reads its dev text alone.
+        data: names the files. Training text of a prepared corpus is not written again.
+        folder: folder of the written files.
+        anew: True for a new run; a resumed run reads only its dev text.
 
     Raises:
         TransduceError: a file has columns, or is not JSON lines of texts.
@@ -30,22 +30,22 @@ def write_texts(data: DataSettings, folder: Path, *, anew: bool) -> DataSettings
 
 
 def holds_texts(path: str, chosen: Format) -> bool:
-    """Whether a file is JSON lines of texts; otherwise it is text, line by line.
+    """Return whether a file is JSON lines of texts; otherwise, it is text line by line.
 
     Raises:
-        TransduceError: it has columns.
+        TransduceError: the file has columns.
     """
-    found = format_of(path, chosen)
-    if found == "tsv":
+    file_format = format_of(path, chosen)
+    if file_format == "tsv":
         raise TransduceError(
-            f"{path} has columns, but this task learns from text alone: write one out (cut -f1 {path} > text.txt), or "
-            "say `--set data.format=lines` if its lines are the text."
+            f"{path} has columns, but this task learns from text only: extract one (cut -f1 {path} > text.txt), or "
+            "use `--set data.format=lines` if its lines are the text."
         )
-    return found == "jsonl"
+    return file_format == "jsonl"
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, anew: bool = True) -> str:
-    """Where a file's text stands line by line."""
+    """Return the path of a file's text, one line per text line."""
     if not holds_texts(path, chosen):
         return path
     if anew or not out.exists():
@@ -58,7 +58,6 @@ def _write(texts: Iterable[str], out: Path) -> None:
     partial = out.with_name(f".partial-{out.name}")
     try:
         with partial.open("wb") as file:
-            # A line feed at a text's end ends its last line, as in a file.
             file.writelines(text.removesuffix("\n").encode() + b"\n" for text in texts)
         replace_file(partial, out)
     except BaseException:

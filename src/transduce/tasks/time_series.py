@@ -1,8 +1,9 @@
-"""Time series: numbers in place of pieces. A past is read, and the points after it are foretold.
+"""Train forecasters of time series: a Transformer that reads past values and predicts the next ones.
 
-The model is the Transformer of translation with a linear map where the embedding was and a linear head where the
-vocabulary was; training, checkpoints and the model folder are those of every other task.
-Legend: B windows, S points of the past, T points to come, C series.
+The model is the encoder-decoder Transformer with a linear input projection instead of the embedding, and a linear
+output instead of the vocabulary. Training, checkpoints and model folder are the same as for other tasks.
+
+Legend: B windows, S past points, T forecast points, C series.
 """
 
 import math
@@ -39,38 +40,40 @@ from transduce.training.loss import Loss
 from transduce.training.settings import BestBy
 
 SKILL: Final = "skill"
-_DEV_WINDOWS = 512  # at most: one horizon after another, from the beginning of the dev part
+_DEV_WINDOWS = 512  # maximum, spaced by the horizon from the start of the dev part
 _WINDOWS_A_STEP = 32
 _EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 20, 500, 20_000
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SeriesTask:
-    """The loss of a batch of windows under a model."""
+    """The training objective of a forecaster."""
 
     def __init__(self, model: SeriesTransformer) -> None:
         self.model = model
 
     def loss(self, batch: SeriesBatch) -> Loss:
-        """Teacher forcing: each value from the true ones before it; squared errors, or nats, summed over the values."""
+        """Return the teacher-forced loss, summed over all values: squared errors, or negative log-likelihood in
+        nats.
+        """
         weight = self.model.head.weight
         past = to_device(batch.past, weight.device).to(weight.dtype)
         future = to_device(batch.future, weight.device)
-        found = self.model(past, torch.cat([past[:, -1:], future[:, :-1].to(weight.dtype)], dim=1))
-        errors = found.means.float() - future
-        if found.log_deviations is None:
+        predicted = self.model(past, torch.cat([past[:, -1:], future[:, :-1].to(weight.dtype)], dim=1))
+        errors = predicted.means.float() - future
+        if predicted.log_deviations is None:
             losses = errors.square()
         else:
-            logs = found.log_deviations.float()
+            logs = predicted.log_deviations.float()
             losses = 0.5 * (errors * torch.exp(-logs)).square() + logs + _HALF_LOG_TWO_PI
-        own = losses[: len(batch.indices)]
-        # A process without windows of its own has one that counts nothing, but takes part in the gradient.
-        total = own.sum() + 0.0 * losses.sum()
-        return Loss(total, total.detach(), own.numel())
+        own_losses = losses[: len(batch.indices)]
+        # A process without own windows has a dummy window that counts nothing but takes part in the gradient.
+        total = own_losses.sum() + 0.0 * losses.sum()
+        return Loss(total, total.detach(), own_losses.numel())
 
 
 class SeriesDevSet:
-    """What training does not see: the loss of each next value, and forecasts beside the last season's repetition."""
+    """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -86,7 +89,7 @@ class SeriesDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The windows under these weights."""
+        """Measure these weights on the dev windows."""
         started_at = time.monotonic()
         self.task.model.load_state_dict(weights)
         losses = [self.task.loss(batch) for batch in self.batches]
@@ -100,14 +103,14 @@ class SeriesDevSet:
         )
 
     def score(self) -> ForecastReport:
-        """Forecasts of the model as it is."""
+        """Score the forecasts of the model's current weights."""
         names = self.forecaster.card.columns
-        found = self.forecaster.forecast_windows(self.past, self.future.shape[1])
-        return score_forecasts(self.past, self.future, found.values, names=names, season=self.season)
+        forecast = self.forecaster.forecast_windows(self.past, self.future.shape[1])
+        return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
 
 
 class TimeSeries(TaskKind[SeriesCorpus]):
-    """Tables of numbers."""
+    """The task of time-series forecasting."""
 
     rate_follows_batch = False
     name = "time-series"
@@ -118,14 +121,14 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     instead_of_search = "leave it out"
 
     def check(self, settings: Settings) -> None:
-        """Refuses what is said of text.
+        """Refuse settings of text.
 
         Raises:
-            TransduceError: something is.
+            TransduceError: a setting of text is set.
         """
         super().check(settings)
         data = settings.data
-        said = {
+        unusable = {
             "start_from": settings.start_from,
             "word_vectors": settings.word_vectors,
             "data.target": data.target,
@@ -139,31 +142,33 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             "tokenizer": settings.tokenizer != VocabularySettings(),
             "training.label_smoothing": settings.training.label_smoothing,
         }
-        for name, value in said.items():
+        for name, value in unusable.items():
             if value:
                 raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if not data.source:
-            raise TransduceError("A forecaster learns from tables of numbers: give --source, or `data.source`.")
+            raise TransduceError(
+                "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
+            )
 
     # --- the corpus ---
 
-    def prepare(self, asked: Preparation) -> SeriesCorpus:
-        """Reads the tables."""
-        corpus = prepare_series(asked.settings.data, _series(asked.settings.task), asked.folder)
-        asked.display.say(
-            f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; a season of {corpus.season} "
-            f"{'points' if corpus.season > 1 else 'point, which is none'}"
+    def prepare(self, request: Preparation) -> SeriesCorpus:
+        """Read the tables and store their numbers."""
+        corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
+        request.display.say(
+            f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; "
+            + (f"the season has {corpus.season} points" if corpus.season > 1 else "there is no season")
         )
         return corpus
 
     def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
-        """What the run stored."""
+        """Open the numbers that the run stored."""
         return reopen_series(_series(settings.task), folder)
 
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Half the preset's layers with little dropout: a number says less than a word."""
+        """Return half of the preset's layers with little dropout, because a number is less informative than a word."""
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
             "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
@@ -175,7 +180,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """What makes a Transformer one of numbers."""
+        """Return the settings of a Transformer for numbers."""
         return {
             "kind": "series",
             "activation": "gelu",
@@ -183,77 +188,79 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         }
 
     def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """As many numbers as there are columns."""
+        """Return the configuration with one series for each column."""
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
-        """By the numbers to foretell."""
+        """Choose the preset by the number of values to predict."""
         if tokens < 50_000_000:
-            return Choice("tiny", f"{tokens:,} numbers to foretell, fewer than 50,000,000")
-        return Choice("small", f"{tokens:,} numbers to foretell in {pairs:,} windows")
+            return Choice("tiny", f"{tokens:,} numbers to predict, fewer than 50,000,000")
+        return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Many windows are alike, so steps are small."""
-        usual = 8_192 if device.startswith("cuda") else 1_024
-        return Choice(max(1, min(usual, epoch_tokens)), "numbers to foretell; windows overlap, so steps may be small")
+        """Choose small batches, because windows overlap."""
+        default = 8_192 if device.startswith("cuda") else 1_024
+        return Choice(
+            max(1, min(default, epoch_tokens)), "numbers to predict; windows overlap, so batches may be small"
+        )
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """By the number of windows."""
-        rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, one at least
+        """Choose the number of steps by the number of windows."""
+        rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
         steps = _EPOCHS * -(-pairs // rows)
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
         return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Forecasts, which is what the model is for."""
+        """Choose the best model by its forecasts."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
     def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
-        """Numbers need their digits."""
+        """Choose float32, because bfloat16 has too few digits for numbers."""
         return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
 
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Of every next value."""
+        """Return the loss function over every next value."""
         assert isinstance(model, SeriesTransformer)
         return SeriesTask(model).loss
 
     def plan(self, corpus: SeriesCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SeriesPlan:
-        """Windows of the training part; `training.batch_tokens` counts the numbers that are foretold."""
+        """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
 
     def largest(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
-        """All batches are alike."""
+        """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).batch(0, 0)]
 
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place) -> SeriesDevSet:
-        """Windows of the dev part, one horizon after another."""
+        """Return the dev set: windows of the dev part, one horizon apart."""
         return SeriesDevSet(corpus, resolved, device=place.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
-        """In points and windows."""
+        """Describe the corpus in points and windows."""
         return f"{corpus.points:,} points, {corpus.pairs:,} windows"
 
     # --- the model folder ---
 
     def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """What the model is for, and the scale of its numbers."""
+        """Return the task card, and the card of the series with their scale."""
         return {
             TASK_CARD: TaskCard(kind="time-series").text(),
             SERIES_CARD: series_card(corpus, resolved).text(),
         }
 
     def card(self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Data and shape."""
+        """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
     def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """Forecasts of the dev part, by the model that was kept."""
-        kept = load_forecaster(place.folder, device=place.device, threads=place.threads)
+        """Score the best model's forecasts of the dev part and write the final model card."""
+        best = load_forecaster(place.folder, device=place.device, threads=place.threads)
         dev = self.validation(corpus, resolved, place)
-        dev.task.model.load_state_dict(kept.model.state_dict())
+        dev.task.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         return Outcome(
             measured=f"Dev part:\n{report}",
@@ -275,12 +282,12 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}"
             f"{f', weights of step {step:,}' if step else ''}.\n\n"
             f"    transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}\n\n{scores}"
-            "All settings stand in `settings.toml`.\n"
+            "All settings are in `settings.toml`.\n"
         )
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
-    """What the model folder says of the series."""
+    """Return the description of the series for the model folder."""
     return SeriesCard(
         columns=corpus.columns,
         past=_series(resolved.task).past_points,

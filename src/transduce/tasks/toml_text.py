@@ -1,4 +1,4 @@
-"""Settings as the text of a TOML file."""
+"""Write settings as TOML."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 
 def to_toml(settings: msgspec.Struct) -> str:
-    """The settings as a TOML file; what is None is left out."""
+    """Return settings as the text of a TOML file; settings that are None are left out."""
     return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
 
 
@@ -24,5 +24,5 @@ def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
 def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's; DEL alone would need an escape there.
+    # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""`transduce.train(…)`: what the command does, from Python."""
+"""Train from Python: `transduce.train(…)` does what the command `transduce train` does."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from transduce.tasks.stages import train_in_stages
 from transduce.training.loop import TrainResult
 
 Files = str | Path | Sequence[str | Path]
+"""One file or several."""
 
 
 def train(  # noqa: PLR0913  (the command's own options)
@@ -39,42 +40,41 @@ def train(  # noqa: PLR0913  (the command's own options)
     threads: int | None = None,
     precision: str = "auto",
 ) -> TrainResult | None:
-    """Trains a model on text; what is not said is chosen from the corpus and the machine.
+    """Train a model on text; settings that are not specified are chosen by the corpus and the machine.
 
     Args:
-        settings_file: a TOML file of settings, which the other arguments change.
+        settings_file: a TOML file of settings; the other arguments override its settings.
         out: the run's folder, which becomes a model folder.
         source: files of source sentences, or of pairs (.tsv, .jsonl).
         target: files of their translations.
-        dev_source: the dev set; a part of the training pairs where there is none.
-        dev_target: its target side.
-        monolingual: text in the target's language without translations: a model of the other direction is trained
-            first and translates it back.
-        teacher: in place of `target`: the folder of a model that translates `source` first, and that training learns
-            from; several translate together.
-        back_translated: those of `source` that a machine wrote, by translating their targets back.
-        languages: source and target language; the files' suffixes where nothing is said.
-        task: what to learn, "translation" where nothing is said; docs/tasks.md tells what each kind needs.
-        start_from: the folder of a model whose weights training begins with, by its tokenizer.
-        preset: the model's size.
-        steps: parameter updates in all.
-        minutes: training time, in place of steps.
-        seed: all random numbers follow from it; 1 where nothing is said.
-        settings: any setting by its dotted name: ``{"training.seed": 2}``.
-        resume: go on from the newest checkpoint in `out`.
-        dry_run: print all choices and train nothing.
+        dev_source: the dev set; None: a part of the training pairs is held out.
+        dev_target: the target side of the dev set.
+        monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
+        teacher: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
+            training (distillation).
+        back_translated: files of `source` that a machine wrote by translating their targets back.
+        languages: source and target language; None: by the files' suffixes.
+        task: the task; None: "translation". docs/tasks.md describes the data of each task.
+        start_from: the folder of a base model, whose weights and tokenizer training starts from.
+        preset: the preset of the model's size; None: chosen by the corpus.
+        steps: number of parameter updates.
+        minutes: training time, in place of `steps`.
+        seed: random seed; None: 1.
+        settings: any settings by their dotted names: ``{"training.seed": 2}``.
+        resume: resume from the newest checkpoint in `out`.
+        dry_run: print all choices without training.
         device: "cpu", "cuda", or "auto".
-        threads: to compute with; None: as OMP_NUM_THREADS says, or all usable cores.
-        precision: "fp32", "bf16", or "auto": bf16 where the hardware multiplies it faster.
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+        precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster.
 
     Returns:
         How the run ended; None for a dry run.
 
     Raises:
-        TransduceError: settings or files are not what they should be.
+        TransduceError: settings or files are invalid.
     """
     content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
-    said = {
+    arguments = {
         "data.source": _paths(source, "source"),
         "data.target": _paths(target, "target"),
         "data.dev_source": _paths(dev_source, "dev_source"),
@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     }
     if settings is not None and not isinstance(settings, Mapping):
         raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
-    for name, value in (said | dict(settings or {})).items():
+    for name, value in (arguments | dict(settings or {})).items():
         if value is not None:
             put_setting(content, name, value)
     request = RunRequest(

@@ -1,4 +1,4 @@
-"""Files that a model translates before a training begins: gone on with where something stopped it."""
+"""Translate whole files before training, for distillation and back-translation; an interrupted translation resumes."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,22 +22,24 @@ from transduce.training.events import ProgressDisplay, format_duration
 
 
 class TranslatedFile(msgspec.Struct, frozen=True):
-    """A text, and the file that holds its translation, line by line."""
+    """A text file and the file of its translation, line by line."""
 
     text: str
+    """Path of the text."""
     path: Path
+    """Path of the translation."""
 
 
 def check_translated(settings: Settings, name: str, by_hand: str) -> None:
-    """Refuses runs for which nothing is translated first.
+    """Refuse runs for which text cannot be translated first.
 
     Args:
-        settings: of the run.
-        name: of `data.*`, the setting that asks for it.
-        by_hand: what several processes have to be told.
+        settings: the run's settings.
+        name: the setting of `data.*` that asks for the translation.
+        by_hand: advice for runs with several processes, for the error message.
 
     Raises:
-        TransduceError: the task is another one, or there are several processes.
+        TransduceError: the task is not translation, or there are several processes.
     """
     if settings.task.kind != "translation":
         raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
@@ -46,10 +48,10 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
 
 
 def foresee_run(request: RunRequest) -> None:
-    """Refuses, before anything is translated for it, a run that no text could make right.
+    """Check a run's settings up front, before anything is translated for it.
 
     Raises:
-        TransduceError: it is one.
+        TransduceError: the settings are invalid for any text.
     """
     run = Run(request)
     foresee(run.kind, run.settings, run.machine, Account())
@@ -61,16 +63,18 @@ def translate_files(
     models: Sequence[Path],
     display: ProgressDisplay,
 ) -> None:
-    """Translates each file that is not finished; a doubtful translation is an empty line, which training leaves out.
+    """Translate each file that is not finished; translations with quality warnings become empty lines.
+
+    Training leaves out empty lines.
 
     Args:
-        files: what is to be translated.
-        translator: translates, by its own search.
-        models: the folders of its models, by whose weights a file that was begun is known.
-        display: tells how far it is.
+        files: the files to translate.
+        translator: the translator, with its default search settings.
+        models: folders of the translator's models, whose weights identify an unfinished translation.
+        display: shows the progress.
 
     Raises:
-        TransduceError: a file that was begun is of another text or another model.
+        TransduceError: an unfinished translation is of another text or by another model.
     """
     weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
     for each in files:
@@ -84,23 +88,23 @@ def translate_files(
 
 
 def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> None:
-    """Lines that were translated before must be those of the text now; of earlier versions nobody noted the text."""
+    """Refuse a finished translation of a text that has changed; older versions did not record the text."""
     if note.is_file() and note.read_text("ascii") != text_sha256:
         raise TransduceError(
-            f"{file.path} was translated from another text than {file.text} holds now: name the text as it was, or "
-            f"delete {file.path} to translate it anew."
+            f"{file.path} was translated from another text than {file.text} holds now: restore the text, or "
+            f"delete {file.path} to translate it again."
         )
 
 
 def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
-    waiting = portions(read_lines(text, keep_undecodable=True), size=lines_at_once(str(translator.device)))
+    remaining = portions(read_lines(text, keep_undecodable=True), size=lines_at_once(str(translator.device)))
     if file.progress.lines:
-        done, waiting = skip_lines(waiting, file.progress.lines)
-        file.skip(done)
+        finished, remaining = skip_lines(remaining, file.progress.lines)
+        file.skip(finished)
     file.open()
     display.say(f"Translating {text}, from line {file.progress.lines + 1:,} on.")
     clock, lines, left_out = ReportClock(), 0, 0
-    for portion in waiting:
+    for portion in remaining:
         written = list(_texts(translator, portion.lines))
         lines, left_out = lines + len(written), left_out + written.count("")
         file.append(portion.lines, "".join(f"{line}\n" for line in written))
@@ -109,10 +113,10 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
     file.finish()
     display.say(
         f"{lines:,} lines translated in {format_duration(clock.elapsed_seconds)}; {left_out:,} of them "
-        "doubtful or empty, and left out."
+        "empty or with quality warnings, and left out."
     )
     if 2 * left_out > lines:
-        display.say(f"warning: These are most of them: the model in {model} knows too little of such text.")
+        display.say(f"warning: These are most of them: the model in {model} is not suited to such text.")
 
 
 def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Translation: pairs of texts, the loss of a batch, a dev set that is translated, and a score at the end.
+"""Train translation models: pairs of texts, the loss, a dev set that is translated, and a final score.
 
-What reads one text and writes another is this task: summaries of paragraphs, answers to what was said.
+Any task with one text as input and another as output is trained this way, such as summarization or dialogue.
 
 Legend: B batch, S source length, T target length.
 """
@@ -47,45 +47,45 @@ from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.packed_loss import PackedLoss
 from transduce.training.settings import BestBy
 
-# Of so many that were all right, at most 3 % of all others are wrong, by 95 %.
+# If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
-_PROFILE_PAIRS = 10_000  # half a million characters tell languages apart
+_PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
-    """Teacher forcing: the decoder's input is the target, shifted right by the start symbol (section 3.1). (B, T)."""
+    """Shift the target right by the start symbol, as decoder input for teacher forcing (section 3.1), (B, T)."""
     start = torch.full_like(target[:, :1], start_id)
     return torch.cat([start, target[:, :-1]], dim=1)
 
 
 class TranslationTask:
-    """The loss of a batch under a model."""
+    """The training objective of an encoder-decoder model."""
 
     def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
-        """Of a model, in training or not.
+        """Create the objective.
 
         Args:
-            model: any that takes a source to a target.
+            model: an encoder-decoder model.
             label_smoothing: ε of section 5.4.
-            record: whether steps of training are recorded, where batches are packed (`training/packed_loss.py`).
+            record: record training steps on packed batches as graphs (`training/packed_loss.py`).
         """
         self.model = model
         self.label_smoothing = label_smoothing
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
 
     def __call__(self, batch: Batch) -> Loss:
-        """The same as `loss`; training calls the task itself, which can look ahead too."""
+        """Return the loss of a batch, like `loss`; training calls the object itself, which can also prefetch."""
         return self.loss(batch)
 
     def look_ahead(self, batch: Batch) -> None:
-        """See `training/ahead.py:LooksAhead`."""
+        """Prepare the next batch while the current step runs (`training/ahead.py`)."""
         if self._packed is not None:
             self._packed.look_ahead(batch)
 
     def loss(self, batch: Batch) -> Loss:
-        """Teacher-forced cross-entropy, summed over the target tokens."""
-        if self._packed is not None and (found := self._packed(batch)) is not None:
-            return found
+        """Return the teacher-forced cross-entropy, summed over the target tokens."""
+        if self._packed is not None and (packed_loss := self._packed(batch)) is not None:
+            return packed_loss
         device = self.model.source_weight.device
         source = to_device(batch.source, device)
         target = to_device(batch.target, device)
@@ -102,7 +102,7 @@ class TranslationTask:
 
 
 class DevSet:
-    """Sentences to validate on: the loss on all of them, a score on translations of some."""
+    """A dev set of translation: it measures the loss on all pairs and scores translations of some."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class DevSet:
         self.target_language = target_language
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The dev set under these weights."""
+        """Measure these weights on the dev set."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         loss = self._loss()
@@ -147,7 +147,7 @@ class DevSet:
         with temporary_twin(self.model):
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
-        # Other samples at each validation, the same ones in every run.
+        # Show other samples at each validation, but the same ones in every run.
         shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
         return msgspec.structs.replace(
             event,
@@ -161,7 +161,7 @@ class DevSet:
 
 
 class Translation(TextKind):
-    """Pairs of texts, line by line."""
+    """The task of translation."""
 
     name = "translation"
     may_be_prepared = True
@@ -172,36 +172,36 @@ class Translation(TextKind):
     takes_back_translations = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Both sides; some pairs are held out where there is no dev set."""
+        """Return the files of both sides; some pairs are held out if there is no dev set."""
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
-        """Also the tag of back-translated sources, which a model that is fine-tuned may lack: then they have none."""
+        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
         text = super().read_text(settings, folder, anew=anew)
         tagged = bool(text.files.back_translated) and settings.start_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
-        """What a preset says; recurrent layers are at most two a side, as more of them hardly learn."""
-        found = super().sizes(preset, model_kind)
+        """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
+        sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
-            found = {name: size for name, size in found.items() if name not in IDLE_OF_RECURRENT}
-            found |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
-            found |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
-        return found
+            sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}
+            sizes |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
+            sizes |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
+        return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """BLEU; chrF where references are too short for it; the loss where nothing is translated."""
+        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
         return choose_best_by(translated, words=words_a_line(corpus.dev_targets[:translated], corpus.languages[1]))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Teacher-forced cross-entropy with label smoothing."""
+        """Return the loss function: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
-        """The loss of all dev pairs, and greedy translations of some."""
+        """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         return DevSet(
@@ -217,11 +217,11 @@ class Translation(TextKind):
         )
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Languages, data and shape."""
+        """Return the model card during training, without scores."""
         return model_card(resolved, corpus, step=step, report=None)
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
-        """The score of the model that was kept, on the dev set, by the paper's search."""
+        """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = load(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
         )
@@ -239,7 +239,7 @@ class Translation(TextKind):
 
 
 def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
-    """What tells the two languages apart, for a service that is not told which it gets."""
+    """Return language profiles of source and target, with which a service detects the language of its input."""
     source, target = corpus.languages
     if source is None or target is None or source == target:
         return {}
@@ -253,13 +253,13 @@ def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
-    """All dev pairs once."""
+    """Return all dev pairs as batches."""
     plan = BatchPlan(corpus, batch_tokens=DEV_BATCH_TOKENS, seed=0)
     return [plan.batch(0, position) for position in range(len(plan))]
 
 
 def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
-    """The dev set, translated by the run's search settings."""
+    """Score translations of the dev set with the run's search settings."""
     search = resolved.search
     hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
     return score(

@@ -1,4 +1,4 @@
-"""Does a run of these settings, killed and resumed, end as one that was never stopped? Tried out, for a few steps."""
+"""Verify that a run that was killed and resumed ends like an uninterrupted one, by a few steps of each."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ from transduce.training.events import ProgressDisplay
 from transduce.training.loop import CHECKPOINTS
 from transduce.training.surroundings import Surroundings
 
-_EVERY = 4  # steps between checkpoints; less where the run is short
+_CHECKPOINT_STEPS = 4  # steps between checkpoints; fewer for a short run
 _FEWEST_STEPS = 6
 _STEPS_FOR_MINUTES = 1_000
 _DEV_SENTENCES = 4
@@ -29,18 +29,24 @@ _POLL_SECONDS = 0.02
 
 
 class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """The result of comparing a resumed run with an uninterrupted one."""
 
     equal: bool
+    """True if both runs are equal bit by bit."""
     killed_after_step: int
+    """Last step before the run was killed."""
     resumed_from_step: int
+    """Step of the checkpoint that the run resumed from."""
     compared_at_step: int
+    """Step at which both runs are compared."""
     differences: list[str]
-    """What differs in any bit: kinds of tensors, and the first step whose metrics differ."""
+    """What differs: kinds of tensors, and the first step with different metrics."""
     repeatable: bool | None
-    """Whether two runs that were never stopped are equal; None where that was not looked at."""
+    """True if two uninterrupted runs are equal; None if this was not tested."""
     surroundings: Surroundings
+    """The machine and libraries that the results depend on."""
     notes: list[str]
+    """Remarks on settings that were changed for the test."""
 
     def __str__(self) -> str:
         used = self.surroundings
@@ -55,26 +61,27 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         if self.equal:
-            return (
-                "Equal: weights, the optimiser's moments, the average and the metrics of every step agree in every bit."
-            )
-        found = f"Not equal: {', '.join(self.differences)}."
+            return "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit."
+        differences = f"Not equal: {', '.join(self.differences)}."
         if self.repeatable:
-            return f"{found} Two runs that were never stopped are equal, so resuming is at fault: please report this."
+            return f"{differences} Two uninterrupted runs are equal, so resuming is at fault: please report this."
         return (
-            f"{found} Two runs that were never stopped differ as well, so it is not the resuming: sums are taken in "
-            f"another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
+            f"{differences} Two uninterrupted runs differ as well, so the difference is not due to resuming: sums are "
+            f"computed in another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
         )
 
 
 def verify_resume(request: RunRequest) -> ResumeReport:
-    """Trains a few steps of a request in a temporary folder: stopped by SIGKILL and resumed, and never stopped.
+    """Train a few steps in a temporary folder: once killed by SIGKILL and resumed, and once without interruption.
 
     Args:
-        request: what `train` would be asked; its `out` is not used.
+        request: the arguments of `train`; `out` is not used.
+
+    Returns:
+        The result of the comparison.
 
     Raises:
-        TransduceError: settings or files are not what they should be, or training fails.
+        TransduceError: settings or files are invalid, or training fails.
     """
     display = ProgressDisplay()
     with tempfile.TemporaryDirectory(prefix="transduce-verify-") as name:
@@ -82,7 +89,7 @@ def verify_resume(request: RunRequest) -> ResumeReport:
 
 
 class _Verification:
-    """Three runs of one prepared folder: `stopped`, `whole`, and `again` where the first two differ."""
+    """Runs training up to three times from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
 
     def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
         content, self.notes = _shortened(request.settings)
@@ -96,82 +103,87 @@ class _Verification:
         self.last, self.every = training.steps, training.save_every
 
     def report(self) -> ResumeReport:
-        """Runs and compares."""
+        """Run the training processes and compare them."""
         killed, resumed, compared = self._stop_and_resume()
-        self.display.say(f"The same without a stop, to step {compared}.")
+        self.display.say(f"Training again without interruption, to step {compared}.")
         self._train_until("whole", lambda run: _has_checkpoint(run, compared))
-        found = _differences(self.folder / "stopped", self.folder / "whole", compared)
+        differences = _differences(self.folder / "stopped", self.folder / "whole", compared)
         repeatable = None
-        if found:
-            self.display.say("They differ. Once more without a stop.")
+        if differences:
+            self.display.say("The runs differ. Training once more without interruption.")
             self._train_until("again", lambda run: _has_checkpoint(run, compared))
             repeatable = not _differences(self.folder / "again", self.folder / "whole", compared)
         state = load_checkpoint(_checkpoint(self.folder / "whole", compared)).state
         assert state.surroundings is not None
         return ResumeReport(
-            equal=not found,
+            equal=not differences,
             killed_after_step=killed,
             resumed_from_step=resumed,
             compared_at_step=compared,
-            differences=found,
+            differences=differences,
             repeatable=repeatable,
             surroundings=state.surroundings,
             notes=self.notes,
         )
 
     def _stop_and_resume(self) -> tuple[int, int, int]:
-        """The last step before the kill, the step of its newest checkpoint, and the step to compare at."""
-        self.display.say("A run that is killed.")
+        """Return the last step before the kill, the step of its newest checkpoint, and the step to compare at."""
+        self.display.say("Training a run that is killed.")
         run = self._train_until("stopped", lambda run: _last_step(run) > self.every and _newest(run) > 0)
         killed, resumed = _last_step(run), _newest(run)
         compared = min(self.last, resumed + 2 * self.every)
         if compared == resumed:
             raise TransduceError(
-                f"The run was over after {self.last} steps, before it could be killed: give more `training.steps`."
+                f"The run ended after {self.last} steps, before it could be killed: set more `training.steps`."
             )
-        self.display.say(f"Killed after step {killed}; going on from step {resumed} to step {compared}.")
+        self.display.say(f"Killed after step {killed}; resuming from step {resumed} to step {compared}.")
         self._train_until("stopped", lambda run: _has_checkpoint(run, compared))
         return killed, resumed, compared
 
     def _train_until(self, name: str, ready: Callable[[Path], bool]) -> Path:
-        """Starts the command in a process of its own, and kills it when it is ready."""
+        """Run the command in a separate process, and kill it when `ready` returns True for the run's folder."""
         run = self.folder / name
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)
         command = [*run_module("transduce"), "train", "--resume", "--out", str(run)]
         command += ["--device", self.request.device]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
-        said = self.folder / "said.txt"
+        log = self.folder / "said.txt"
         environment = own_environment()
-        with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
+        with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:
                 while not ready(run) and process.poll() is None:
                     time.sleep(_POLL_SECONDS)
             finally:
                 process.kill()
         if not ready(run):
-            last = said.read_text("utf-8", "replace").strip().split("\n")[-1]
+            last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
             raise TransduceError(f"Training ended before the comparison, with the words: {last}")
         return run
 
 
 def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
-    """The settings with checkpoints, validations and reports every few steps, which change no bit, and notes."""
+    """Return settings with frequent checkpoints, validations and reports, and notes on the changes.
+
+    Such settings do not affect the results.
+    """
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     training, notes = make_settings(content).training, []
     if training.minutes is not None:
         content["training"].pop("minutes")
         put_setting(content, "training.steps", _STEPS_FOR_MINUTES)
         notes.append(
-            f"`training.minutes` ({training.minutes:g}) was replaced by {_STEPS_FOR_MINUTES} steps: minutes become "
-            "steps once the rate is known, and a run that is stopped before that measures again."
+            f"`training.minutes` ({training.minutes:g}) was replaced by {_STEPS_FOR_MINUTES} steps: minutes are "
+            "converted to steps once the speed is known, and a run that is stopped before that measures it again."
         )
     steps = training.steps or _STEPS_FOR_MINUTES
     if steps < _FEWEST_STEPS:
         raise TransduceError(f"`training.steps` must be at least {_FEWEST_STEPS} for this test, but is {steps}.")
-    every = min(_EVERY, steps // 3)
-    few = {"save_every": every, "validate_every": every + 1, "report_every": 1, "keep_checkpoints": 1_000_000}
-    for name, value in (few | {"patience": 0, "translate_dev": min(training.translate_dev, _DEV_SENTENCES)}).items():
+    every = min(_CHECKPOINT_STEPS, steps // 3)
+    overrides = {"save_every": every, "validate_every": every + 1, "report_every": 1, "keep_checkpoints": 1_000_000}
+    for name, value in (
+        overrides | {"patience": 0, "translate_dev": min(training.translate_dev, _DEV_SENTENCES)}
+    ).items():
         put_setting(content, f"training.{name}", value)
     return content, notes
 
@@ -185,14 +197,14 @@ def _has_checkpoint(run: Path, step: int) -> bool:
 
 
 def _newest(run: Path) -> int:
-    """Step of the newest checkpoint, 0 where there is none."""
+    """Return the step of the newest checkpoint; 0 if there is none."""
     folder = run / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Complete lines of the metrics, without what depends on the clock."""
+    """Return the complete lines of the metrics, without values that depend on the clock."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
@@ -203,16 +215,16 @@ def _last_step(run: Path) -> int:
     return max((event["step"] for event in _events(run)), default=0)
 
 
-def _differences(run: Path, other: Path, step: int) -> list[str]:
-    """Kinds of tensors that differ at a step, and where the metrics begin to."""
-    ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, other))
-    found = [
+def _differences(run: Path, reference: Path, step: int) -> list[str]:
+    """Return the kinds of tensors that differ at a step, and the first step with different metrics."""
+    ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
+    different = [
         kind
         for kind, tensors in theirs.tensors.items()
         if not all(torch.equal(ours.tensors[kind][name], tensor) for name, tensor in tensors.items())
     ]
     if ours.state.updates != theirs.state.updates:
-        found.append("the number of updates")
-    pairs = zip(*([event for event in _events(one) if event["step"] <= step] for one in (run, other)), strict=False)
-    unequal = next((mine["step"] for mine, their in pairs if mine != their), None)
-    return found if unequal is None else [*found, f"the metrics from step {unequal} on"]
+        different.append("the number of updates")
+    pairs = zip(*([event for event in _events(one) if event["step"] <= step] for one in (run, reference)), strict=False)
+    unequal = next((our_event["step"] for our_event, their_event in pairs if our_event != their_event), None)
+    return different if unequal is None else [*different, f"the metrics from step {unequal} on"]

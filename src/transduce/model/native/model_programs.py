@@ -37,7 +37,7 @@ def fits(config: ModelConfig) -> bool:
 def _has_bricks(config: ModelConfig) -> bool:
     if (
         config.kind not in ("transformer", "decoder")
-        or config.norm == "batch"
+        or config.norm not in ("layer", "rms")
         or config.norm_order == "sandwich"
         or config.token_types
         or config.positions not in _POSITIONS

@@ -1,0 +1,165 @@
+"""Tells texts that are clearly not in the language that a model reads, by scripts and by frequent words.
+
+Only clear evidence counts: a text of at least four words (or six of a script without spaces) in another
+script, or with several frequent words of another language and hardly any of the expected one.
+"""
+
+import re
+
+from transduce.text.scripts import SCRIPTS, script_of
+
+FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
+# Of the letters of a text, in the expected script. A Chinese character counts as three letters.
+_MOST_OF_SCRIPT = 0.1
+_LETTERS_OF_A_CHARACTER = 3
+_LEAST_KANA = 0.2
+_FEWEST_FREQUENT, _LEAST_SHARE = 2, 0.25  # frequent words of another language: so many, and this share of a text's
+_TIMES_AS_MANY = 4  # as there are of the expected language
+
+NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
+NAMES |= {"nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic"}
+# Where a script is all that is known of a text's language.
+_OF_SCRIPT = {"Han and kana": "Chinese", "Hangul": "Korean", "Greek": "Greek", "Hebrew": "Hebrew", "Thai": "Thai"}
+# Languages that are written in two scripts, or in one that is not looked at.
+_UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
+# Frequent words. What several languages have counts for none of them.
+_FREQUENT = {
+    "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
+    how why where when there here with from have has had not don't doesn't didn't isn't can't i'm it's you're
+    he's that's do does did will would can could should must be been to for at by if but or so very than too
+    any some all always never because about went know think want like need said say go get make me him them i
+    a an one two on as time up out going no good just i'll come help please us tell take more got now i've
+    much home money car something really day back work anything people book lot right told long many last made
+    i'd three look give room house school only better what's again thought today love speak way off let put
+    well before into old doing asked ever down over talk we're eat happy tomorrow leave may other after years
+    father every left sure won't everything ask wanted find let's little read nothing took live next saw stop
+    yesterday dog believe wants came stay night done children away looking couldn't without buy first wrong
+    mother knows door there's english understand keep play wasn't friends used life even call alone late gave
+    lost happened things heard hard enough already soon found feel likes thing each often knew try looks yet
+    remember week busy married bought morning hope aren't seen himself mind wish idea wait answer question
+    water you've around true year use best hear you'll friend few teacher cold wouldn't anyone same while
+    everyone watch looked else most big open being says seems coffee we'll afraid someone yourself family
+    brother great haven't books both such almost getting days tried girl beautiful letter coming another bed
+    once might write she's food boy parents sorry learn study you'd tired care talking""",
+    "de": """der die das den dem des ein eine einen einem einer eines und ist sind war waren ich du er sie es wir ihr
+    mein dein sein unser nicht kein keine keinen mit von zu zum zur auf für bei nach aus über unter vor hat
+    haben habe hast hatte hatten wird werden wurde kann können konnte muss müssen will wollen wie was wer wo
+    warum wann dass weil wenn aber oder auch noch nur sehr schon immer nie mir mich dir dich ihn ihm ihnen uns
+    euch im am vom als an so hier dort diese dieser dieses gut ja nein bin bist sich um etwas meine weiß tun
+    mehr gehen bitte werde nichts möchte viel seine machen zeit sagen heute da würde mal deine hätte gerne
+    alle geld sagte ihre alles kannst viele morgen jetzt hause französisch gerade sehen buch gesagt gibt drei
+    mag wollte geht einmal wissen kommen arbeit leben helfen willst wirklich seinen macht glaube wieder
+    gesehen tag sprechen wäre haus auto essen vater lange habt meinen lassen gemacht besser schule einfach
+    gestern kommt bis ob uhr mann doch ging kam ab ins mutter getan zimmer könnte kinder niemand zwei denke
+    sicher frage sei ohne diesem sollte hund seinem sagt gehört seiner wirst musst diesen sollen soll sah
+    zurück weg lass sieht allein lernen dachte hilfe gab gern paar vielleicht geben ganz damit meiner meinem
+    glücklich jeden ihren seit selbst oft fragen darüber wusste tut weißt solltest jemand davon mädchen frau
+    recht scheint seid leute sollten tür bleiben spielen freund deinen fahren woche passiert reden englisch
+    schnell glauben warten gute jahre nacht lesen fehler wohl beim menschen gegangen gehe hören zusammen genug
+    stadt abend gekommen spricht kaufen zug alt jahr wahr jahren durch beschäftigt freunde spät schwer wasser
+    bruder bekommen letzte darf gekauft dazu kaffee fertig liebe eltern unsere bücher finden daran hoffe
+    familie nahm bett treffen angst gefällt gefunden vergessen brauchen junge ganze lehrer denn nehmen brauche
+    gewesen möchtest ganzen schwester schön verloren ihrer dann jeder augen einige anderen""",
+    "fr": """le la les un une des du de et est sont était je tu il elle nous vous ils elles mon ton son notre votre
+    leur ne pas que qui quoi dans sur avec pour par ce cette ces c'est j'ai n'est qu'il d'un d'une l'a ai as a
+    ont avons mais ou où comme plus très bien tout tous rien jamais toujours moi toi lui se me te en au aux y
+    été être avoir""",
+    "es": """el la los las un una unos y es son era fue yo tú él ella nosotros ellos mi tu su nuestro no que quien qué
+    en con por para de del al se me te le lo les nos está están estoy hay tengo tiene más muy pero o como
+    cuando donde porque siempre nunca este esta esto ese esa eso ser estar ha he han""",
+    "it": """il lo la i gli le un uno una e è sono era io tu lui lei noi voi loro mio tuo suo nostro non che chi di a
+    da in con su per tra del della dei delle al alla nel nella si mi ti ci vi ho hai ha abbiamo hanno più
+    molto ma o come quando dove perché sempre mai questo questa quello quella c'è essere""",
+    "pt": """o a os as um uma uns e é são era foi eu tu ele ela nós eles meu teu seu nosso não que quem em com por para
+    de do da dos das ao à se me te lhe no na nos nas está estão estou há tenho tem mais muito mas ou como
+    quando onde porque sempre nunca este esta isto esse essa isso ser você""",
+    "nl": """de het een en is zijn was waren ik jij je hij zij ze wij we jullie mijn jouw haar ons onze niet geen met
+    van te naar op voor bij uit over onder heeft hebben heb had wordt werd kan kunnen moet wil hoe wat wie
+    waar waarom wanneer dat omdat als maar of ook nog alleen zeer altijd nooit mij me hem hen dit deze die""",
+}
+FREQUENT_WORDS = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
+# Languages whose script is Latin for certain.
+_OTHER_LATIN = """pl cs sk sl hr hu ro sv da no nb nn fi et lv lt tr id ms vi ca gl eu ga cy is sq"""
+_LATIN = FREQUENT_WORDS.keys() | set(_OTHER_LATIN.split())
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_AROUND = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
+
+
+def base_code(language: str) -> str:
+    """Return the language of a code without its script and region: zh of zh-Hans."""
+    return re.split("[-_]", language)[0].lower()
+
+
+def looks_like_another(text: str, language: str) -> str | None:
+    """Return what a text looks like ("English", "Cyrillic letters") where it is clearly not in a language; else None.
+
+    Args:
+        text: a line.
+        language: the code of the language that is expected. Of a code that names a script, or that is not known,
+            nothing is said.
+    """
+    parts = re.split("[-_]", language)
+    code = parts[0].lower()
+    if code in _UNCERTAIN or (len(parts) > 1 and len(parts[1]) == 4 and parts[1].lower() == "latn"):
+        return None
+    expected = script_of(code)
+    if expected == "Latin" and code not in _LATIN:
+        return None
+    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_OF_A_CHARACTER
+    main = max(counts, key=lambda script: counts[script])
+    words = _words(text)
+    if not _is_long_enough(main, counts[main], words):
+        return None
+    if main != expected:
+        is_other = counts[expected] <= _MOST_OF_SCRIPT * sum(counts.values())
+        return _name(main, words, text) if is_other else None
+    if main == "Latin":
+        other = _other_latin(words, code)
+        return None if other is None else NAMES[other]
+    if code == "zh" and _kana(text) >= _LEAST_KANA * (counts[main] / _LETTERS_OF_A_CHARACTER):
+        return "Japanese"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    """Return what stands between spaces and is a word, in lower case: no addresses, numbers or names of files."""
+    words = (token.strip(_AROUND) for token in text.replace("’", "'").split())
+    return [word.lower() for word in words if _WORD.fullmatch(word)]
+
+
+def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
+    if script == "Han and kana":
+        return letters >= FEWEST_CHARACTERS * _LETTERS_OF_A_CHARACTER
+    if script == "Thai":
+        return letters >= 2 * FEWEST_CHARACTERS
+    return len(words) >= FEWEST_WORDS
+
+
+def _name(script: str, words: list[str], text: str) -> str:
+    if script == "Latin":
+        found = _other_latin(words, "")
+        return "Latin letters" if found is None else NAMES[found]
+    if script == "Han and kana" and _kana(text):
+        return "Japanese"
+    return _OF_SCRIPT.get(script, f"{script} letters")
+
+
+def _kana(text: str) -> int:
+    return sum("\u3040" <= character <= "\u30ff" for character in text)
+
+
+def _other_latin(words: list[str], expected: str) -> str | None:
+    """Return the language that most of a text's frequent words are of, where hardly any is the expected language's.
+
+    A word that both languages have says nothing; several of the same count once.
+    """
+    own = FREQUENT_WORDS.get(expected, frozenset())
+    if expected and not own:
+        return None
+    present = set(words)
+    others = [code for code in FREQUENT_WORDS if code != expected]
+    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - own)))
+    hits, own_hits = len(present & (FREQUENT_WORDS[best] - own)), len(present & (own - FREQUENT_WORDS[best]))
+    is_clear = hits >= max(_FEWEST_FREQUENT, _LEAST_SHARE * len(present)) and hits >= _TIMES_AS_MANY * own_hits
+    return best if is_clear else None

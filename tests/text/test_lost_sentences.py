@@ -1,0 +1,51 @@
+"""A translation with fewer sentences than its source is found; faithful ones are not."""
+
+import pytest
+
+from transduce.text.lost_sentences import find_lost_sentences
+
+
+@pytest.mark.parametrize(
+    ("source", "translation", "expected"),
+    [
+        ("玛丽看了他的书吗？谁需要你的同学？", "Did Mary read his book?", (2, 1)),
+        (
+            "我们昨天去了学校。老师不在那里。我们回家了。",
+            "We went to school yesterday. The teacher was not there.",
+            (3, 2),
+        ),
+        ("Ich habe Hunger. Wo ist die Küche?", "I am hungry.", (2, 1)),
+        ("Der Hund schläft dort. Er ist sehr müde. Wir gehen leise.", "The dog sleeps there.", (3, 1)),
+        ("मैं घर जा रहा हूँ। तुम कहाँ हो अभी।", "I am going home.", (2, 1)),
+    ],
+)
+def test_a_lost_sentence_is_found(source: str, translation: str, expected: tuple[int, int]) -> None:
+    assert find_lost_sentences(source, translation) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "translation"),
+    [
+        ("玛丽看了他的书吗？谁需要你的同学？", "Did Mary read his book? Who needs your classmate?"),
+        ("我喜欢苹果。", "I like apples."),
+        # Abbreviations, initials, decimals and ordinals.
+        ("Mr. Smith met Dr. J. Brown at 3.5 km from here.", "史密斯先生在离这里3.5公里的地方见到了布朗医生。"),
+        ("Tom wurde am 5. Mai 2010 geboren.", "Tom was born on May 5, 2010."),
+        ("Sie kommt z.B. am Montag. ", "She comes on Monday, for instance."),
+        # Short sentences that are joined to the next one, and what a semicolon or a dash may stand for.
+        ("Yes. I do know him.", "是的，我认识他。"),
+        ("I am tired today. I want to go to bed.", "Ich bin heute müde; ich will ins Bett."),
+        # Quotations and ellipses.
+        ("“今天天气真好！”他对我们大家说。", '"What fine weather!" he told us all.'),
+        ("I have no idea... Maybe she went home.", "我不知道，也许她回家了。"),
+        # Several marks in a row, and no mark at the end.
+        ("你到底在做什么呢？！！", "What on earth are you doing?!"),
+        ("我昨天买了一本书", "I bought a book yesterday"),
+        # Scripts without a mark that only ends sentences, and nothing at all.
+        ("We went home early. It was raining hard.", "เรากลับบ้านเร็ว ฝนตกหนัก"),
+        ("我们昨天去了学校。老师不在那里。", ""),
+        ("", "Nothing was there. Nothing at all."),
+    ],
+)
+def test_a_faithful_translation_is_not(source: str, translation: str) -> None:
+    assert find_lost_sentences(source, translation) is None

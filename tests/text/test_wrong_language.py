@@ -1,0 +1,49 @@
+"""A text that is clearly in another language is found; names, quotations and short texts are not."""
+
+import pytest
+
+from transduce.text.wrong_language import looks_like_another
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [
+        ("I would like to go home now.", "zh", "English"),
+        ("Wir haben gestern keine Zeit gehabt.", "zh-Hans", "German"),
+        ("Je ne sais pas où il est.", "zh", "French"),
+        ("Tom Mary John Boston Paris", "zh", "Latin letters"),
+        ("我不知道他在哪里。", "en", "Chinese"),
+        ("私は学校へ行きます。", "de", "Japanese"),
+        ("これはわたしのほんです。", "zh", "Japanese"),
+        ("Я не знаю, где он живёт.", "en", "Cyrillic letters"),
+        ("나는 오늘 학교에 갔다.", "zh", "Korean"),
+        ("I don’t know what you are talking about.", "de", "English"),
+        ("Ich weiß nicht, wovon du sprichst.", "en_GB", "German"),
+        ("Der Hund und die Katze sind im Haus.", "en", "German"),
+    ],
+)
+def test_another_language_is_found(text: str, language: str, expected: str) -> None:
+    assert looks_like_another(text, language) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("我喜欢苹果。", "zh"),
+        ("我们用 Windows 10 和 Microsoft Office 2016 工作。", "zh"),
+        ("OK, see you!", "zh"),  # three words
+        ("https://example.org/a/b", "zh"),
+        ("1234 5678 90", "zh"),
+        ("", "en"),
+        ("He said “je ne sais pas” and left the room.", "en"),
+        ("Tom and Maria like the film Das Boot.", "en"),
+        ("Tom died in prison in 2013.", "en"),
+        ("Die Band spielt The End of the World.", "de"),
+        ("東京大学附属病院", "ja"),
+        ("Ovo je na srpskom jeziku.", "sr"),  # written in two scripts
+        ("我不知道他在哪里。", "xx"),  # a code that is not known
+        ("Dzisiaj idziemy do szkoły razem.", "pl"),
+    ],
+)
+def test_what_may_be_right_is_not(text: str, language: str) -> None:
+    assert looks_like_another(text, language) is None
